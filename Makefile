@@ -1,0 +1,51 @@
+# `make demo` and `make test` are all a newcomer needs: Python 3.11+, pip, make and a C++17 compiler.
+
+PYTHON ?= python3
+VENV ?= .venv
+BIN := $(VENV)/bin
+SOURCES := pyproject.toml setup.py $(wildcard src/pixelgate/pixels/native/*)
+
+.PHONY: demo test lint bench ci-full goldens clean
+
+demo: $(VENV)/runtime.stamp
+	$(BIN)/pixelgate demo
+
+test: $(VENV)/dev.stamp
+	$(BIN)/python -m pytest --cov --cov-report=term:skip-covered --cov-fail-under=90
+
+lint: $(VENV)/dev.stamp
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+# Prints what this machine can compare with; `make bench PEER=path/to/python` names an environment with transformers.
+bench: $(VENV)/runtime.stamp
+	$(BIN)/python benchmarks/preprocess.py $(if $(PEER),--peer $(PEER))
+
+# What takes too long for every change: installs transformers in an environment of its own, makes the goldens again and
+# compares, and runs the benchmarks against it.
+ci-full: lint test $(VENV)/peer.stamp
+	$(VENV)/peer/bin/python tests/goldens/make.py --out build/goldens
+	$(BIN)/python tests/goldens/compare.py build/goldens tests/goldens/data
+	$(BIN)/python benchmarks/preprocess.py --peer $(VENV)/peer/bin/python
+
+goldens: $(VENV)/peer.stamp
+	$(VENV)/peer/bin/python tests/goldens/make.py
+
+$(VENV)/runtime.stamp: $(SOURCES)
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --upgrade 'pip>=25.1'
+	$(BIN)/python -m pip install --quiet --editable '.[gateway,reader]'
+	touch $@
+
+$(VENV)/dev.stamp: $(VENV)/runtime.stamp
+	$(BIN)/python -m pip install --quiet --group dev
+	touch $@
+
+$(VENV)/peer.stamp: tests/goldens/requirements.txt
+	$(PYTHON) -m venv $(VENV)/peer
+	$(VENV)/peer/bin/python -m pip install --quiet --requirement $<
+	touch $@
+
+clean:
+	rm -rf $(VENV) build dist src/*.egg-info src/pixelgate/pixels/*.so

@@ -1,0 +1,120 @@
+"""Every error a caller of pixelgate can meet.
+
+Each class knows the HTTP status and the OpenAI error type with which the gateway answers it. Messages speak in
+the words of the user's problem and say what to do; they never carry a library's exception text, a payload or an
+internal address.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+
+class PixelgateError(Exception):
+    """Base of all errors raised on purpose. ``param`` names the request field the error is about."""
+
+    status: ClassVar[int] = 500
+    type: ClassVar[str] = "server_error"
+    code: ClassVar[str | None] = None
+
+    def __init__(self, message: str, *, param: str | None = None) -> None:
+        super().__init__(message)
+        self.message = message
+        self.param = param
+
+
+class CheckpointError(PixelgateError):
+    """A checkpoint directory that cannot be read, or holds a setting that is not supported."""
+
+
+class ConfigError(PixelgateError):
+    """A setting of the command line or of the configuration file that cannot be used."""
+
+
+class KernelError(PixelgateError, ValueError):
+    """An array of the wrong shape, dtype, layout or size was handed to the native kernels."""
+
+
+class RequestError(PixelgateError, ValueError):
+    """What the client sent is not a valid request."""
+
+    status = 400
+    type = "invalid_request_error"
+
+
+class OptionError(RequestError):
+    """A processor option that is unknown or has an impossible value."""
+
+    code = "invalid_option"
+
+
+class MediaError(RequestError):
+    """A picture reference that is malformed, refused, unreachable or not a picture."""
+
+    code = "invalid_image"
+
+
+class FetchError(MediaError):
+    """A picture that could not be fetched, or must not be."""
+
+    code = "image_fetch_failed"
+
+
+class DecodeError(MediaError):
+    """Bytes that are no picture in an accepted format, or a damaged one."""
+
+    code = "image_decode_failed"
+
+
+class TooLargeError(RequestError):
+    """A body, a picture or a tensor above a configured limit."""
+
+    status = 413
+    code = "too_large"
+
+
+class ImageRefusedError(RequestError):
+    """A valid picture whose size this model's processor cannot take."""
+
+    status = 422
+    code = "image_refused"
+
+
+class ModelNotFoundError(RequestError):
+    """The request names a model that this gateway does not serve."""
+
+    status = 404
+    code = "model_not_found"
+
+
+class OverloadedError(PixelgateError):
+    """A budget is full; try again later."""
+
+    status = 429
+    type = "rate_limit_error"
+    code = "overloaded"
+
+
+class EngineError(PixelgateError):
+    """The engine answered with a failure or with something that cannot be understood."""
+
+    status = 502
+    code = "engine_error"
+
+
+class EngineUnavailableError(EngineError):
+    """No engine of this model can take the request now."""
+
+    status = 503
+    code = "engine_unavailable"
+
+
+class EngineUnreachableError(EngineUnavailableError):
+    """The request was certainly not sent to the engine, so another one may take it."""
+
+
+class EngineTimeoutError(EngineError):
+    """The engine did not answer in time."""
+
+    status = 504
+    code = "engine_timeout"
