@@ -1,0 +1,1 @@
+"""Ground floor: uint8 RGB in, tensors out. Knows no model, no HTTP, no files."""
