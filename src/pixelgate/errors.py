@@ -23,6 +23,12 @@ class PixelgateError(Exception):
         self.param = param
 
 
+class InternalError(PixelgateError):
+    """A mistake of pixelgate itself, caught before it could do harm. The message is for the log."""
+
+    code = "internal_error"
+
+
 class CheckpointError(PixelgateError):
     """A checkpoint directory that cannot be read, or holds a setting that is not supported."""
 

@@ -1,0 +1,1 @@
+"""First floor: references in, upright RGB pictures out. Knows no model."""

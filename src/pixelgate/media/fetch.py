@@ -1,0 +1,196 @@
+"""The one place that opens a connection for a client.
+
+Each hop of a fetch is resolved once, all its addresses are checked, and the connection goes to a checked address
+under the original name. Redirects are followed by hand through the same checks; one deadline spans them all.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ipaddress
+import socket
+import zlib
+from collections.abc import Awaitable, Callable, Sequence
+from types import TracebackType
+from typing import Self
+
+import aiohttp
+from aiohttp.abc import AbstractResolver, ResolveResult
+from yarl import URL
+
+from pixelgate._version import __version__
+from pixelgate.errors import FetchError, MediaError, TooLargeError
+from pixelgate.media.addresses import permitted
+from pixelgate.media.policy import MediaPolicy
+from pixelgate.media.source import UrlSource, join
+
+Resolve = Callable[[str, int], Awaitable[Sequence[str]]]
+"""A host name and a port to IP addresses in text form; raises OSError if there are none."""
+
+_HEADERS = {"User-Agent": f"pixelgate/{__version__}", "Accept": "image/*, */*;q=0.5", "Accept-Encoding": "identity"}
+_REDIRECTS = (301, 302, 303, 307, 308)
+_GZIP_OR_ZLIB = 47  # zlib's own code for "tell the two apart by their header"
+_REFUSED = "the picture's host is not allowed"
+
+# The first class that fits gives the message; aiohttp's own texts name addresses and objects.
+_FAILURES: tuple[tuple[type[Exception], str], ...] = (
+    (aiohttp.ClientConnectorCertificateError, "the picture's host has no valid TLS certificate"),
+    (aiohttp.ClientSSLError, "the picture's host does not speak TLS properly"),
+    (aiohttp.ClientConnectorDNSError, "the picture's host cannot be found"),
+    (aiohttp.ClientConnectorError, "the picture's host cannot be reached"),
+    (aiohttp.ServerTimeoutError, "the picture's host cannot be reached"),
+    (TimeoutError, "the picture's host did not deliver it in time"),
+    (aiohttp.ClientPayloadError, "the picture's host broke off before the whole picture had arrived"),
+    (aiohttp.ServerDisconnectedError, "the picture's host closed the connection without an answer"),
+    (zlib.error, "the picture's host sent damaged compressed data"),
+)
+
+
+async def system_resolve(host: str, port: int) -> list[str]:
+    """All addresses the system's resolver has for ``host``."""
+    answers = await asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_STREAM)
+    return list(dict.fromkeys(str(answer[4][0]) for answer in answers))
+
+
+class Fetcher:
+    """Fetches pictures under one policy; an async context manager that holds one connection pool.
+
+    ``resolve`` replaces the system's resolver. What it returns is checked all the same.
+    """
+
+    def __init__(self, policy: MediaPolicy, *, resolve: Resolve = system_resolve) -> None:
+        self.policy = policy
+        self._resolve = resolve
+        self._session: aiohttp.ClientSession | None = None
+
+    async def __aenter__(self) -> Self:
+        self._session = aiohttp.ClientSession(
+            connector=aiohttp.TCPConnector(
+                resolver=_CheckedResolver(self.policy, self._resolve),
+                use_dns_cache=False,
+                limit=0,  # how many fetches run at once is admission's decision
+            ),
+            timeout=aiohttp.ClientTimeout(total=None, sock_connect=self.policy.connect_timeout),
+            headers=_HEADERS,
+            cookie_jar=aiohttp.DummyCookieJar(),
+            auto_decompress=False,  # done in _body, under the byte cap
+            trust_env=False,
+        )
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._session is not None:
+            await self._session.close()
+            self._session = None
+
+    async def fetch(self, source: UrlSource, deadline: float | None = None) -> bytes:
+        """The body behind ``source``: at least one byte, at most ``policy.max_bytes``.
+
+        ``deadline`` is a time of the running loop's clock; the fetch ends by it, or ``policy.fetch_timeout`` seconds
+        from now if that is sooner. Raises FetchError, or TooLargeError above the byte cap.
+        """
+        end = asyncio.get_running_loop().time() + self.policy.fetch_timeout
+        try:
+            async with asyncio.timeout_at(end if deadline is None else min(end, deadline)):
+                return await self._follow(source)
+        except TimeoutError:
+            raise FetchError("the picture's host did not deliver it in time") from None
+
+    async def _follow(self, source: UrlSource) -> bytes:
+        for _ in range(self.policy.max_redirects + 1):
+            outcome = await self._hop(source)
+            if isinstance(outcome, bytes):
+                return outcome
+            source = outcome
+        raise FetchError(f"the picture's URL redirects more than {self.policy.max_redirects} times")
+
+    async def _hop(self, source: UrlSource) -> bytes | UrlSource:
+        """One request: the body, or the URL it redirects to."""
+        if self._session is None:
+            raise RuntimeError("use the fetcher inside 'async with'")
+        _check_literal(source.host, self.policy)
+        path, _, query = source.target.partition("?")
+        url = URL.build(scheme=source.scheme, authority=source.authority, path=path, query_string=query, encoded=True)
+        try:
+            async with self._session.get(url, allow_redirects=False) as response:
+                if response.status in _REDIRECTS and "Location" in response.headers:
+                    return self._redirected(source, response.headers["Location"])
+                if response.status != 200:
+                    raise FetchError(f"the picture's host answered with HTTP status {response.status}")
+                return await self._body(response)
+        except (aiohttp.ClientError, OSError, zlib.error) as error:
+            for kind, message in _FAILURES:
+                if isinstance(error, kind):
+                    raise FetchError(message) from None
+            raise FetchError("the picture's host gave no proper HTTP answer") from None
+
+    def _redirected(self, source: UrlSource, location: str) -> UrlSource:
+        try:
+            return join(source, location, self.policy)
+        except MediaError:
+            raise FetchError("the picture's URL redirects to one that is not allowed") from None
+
+    async def _body(self, response: aiohttp.ClientResponse) -> bytes:
+        limit = self.policy.max_bytes
+        too_large = TooLargeError(f"the picture is larger than the limit of {limit} bytes")
+        if (response.content_length or 0) > limit:
+            raise too_large
+        encoding = response.headers.get("Content-Encoding", "identity").strip().lower()
+        if encoding not in ("identity", "", "gzip", "x-gzip", "deflate"):
+            raise FetchError("the picture's host compressed its answer in a way that was not asked for")
+        inflate = None if encoding in ("identity", "") else zlib.decompressobj(_GZIP_OR_ZLIB)
+        body = bytearray()
+        async for chunk in response.content.iter_any():
+            body += inflate.decompress(chunk, limit + 1 - len(body)) if inflate else chunk
+            if len(body) > limit:
+                raise too_large
+        if inflate is not None and not inflate.eof:
+            raise FetchError("the picture's host broke off before the whole picture had arrived")
+        if not body:
+            raise FetchError("the picture's host sent an empty answer")
+        return bytes(body)
+
+
+class _CheckedResolver(AbstractResolver):
+    """Resolves and checks in one step, so that nothing can change between the check and the connection."""
+
+    def __init__(self, policy: MediaPolicy, resolve: Resolve) -> None:
+        self._policy = policy
+        self._resolve = resolve
+
+    async def resolve(
+        self, host: str, port: int = 0, family: socket.AddressFamily = socket.AF_UNSPEC
+    ) -> list[ResolveResult]:
+        addresses = [ipaddress.ip_address(answer) for answer in await self._resolve(host, port)]
+        if not addresses:
+            raise OSError("no address")
+        if host not in self._policy.allowed_hosts and not all(
+            permitted(address, self._policy.allowed_networks) for address in addresses
+        ):
+            raise FetchError(_REFUSED)
+        return [
+            ResolveResult(
+                hostname=host,
+                host=str(address),
+                port=port,
+                family=socket.AF_INET if address.version == 4 else socket.AF_INET6,
+                proto=socket.IPPROTO_TCP,
+                flags=socket.AI_NUMERICHOST,
+            )
+            for address in addresses
+        ]
+
+    async def close(self) -> None:
+        """Nothing to give back."""
+
+
+def _check_literal(host: str, policy: MediaPolicy) -> None:
+    """Check a host that is an address: no resolver will see it."""
+    try:
+        address = ipaddress.ip_address(host)
+    except ValueError:
+        return
+    if not permitted(address, policy.allowed_networks):
+        raise FetchError(_REFUSED)

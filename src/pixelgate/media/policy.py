@@ -1,0 +1,122 @@
+"""What may be fetched and decoded: every limit and permission of the media room, with its default."""
+
+from __future__ import annotations
+
+import ipaddress
+import math
+import re
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Literal
+
+from pixelgate.errors import ConfigError
+
+Network = ipaddress.IPv4Network | ipaddress.IPv6Network
+
+SCHEMES = ("http", "https", "data")
+FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF")
+
+# Pillow refuses GIF, WebP and TIFF above this by itself, and its limit is global to the process: never ours to move.
+PILLOW_MAX_PIXELS = 178_956_970
+
+_HOST_NAME = re.compile(r"[a-z0-9_-]{1,63}(\.[a-z0-9_-]{1,63})*")
+_COUNTS = ("max_bytes", "max_pixels", "max_images", "max_url_length")
+_SECONDS = ("connect_timeout", "fetch_timeout")
+
+
+@dataclass(frozen=True, kw_only=True)
+class MediaPolicy:
+    """The limits and permissions under which pictures are accepted. Hashable; raises ConfigError if impossible."""
+
+    schemes: tuple[str, ...] = SCHEMES
+    """URL schemes a picture may be given with. Files are never opened for a reference, whatever is listed here."""
+
+    formats: tuple[str, ...] = FORMATS
+    """Picture formats that are decoded, recognised by content alone."""
+
+    max_bytes: int = 32 * 1024 * 1024
+    """Largest encoded picture in bytes: a file, a download after decompression, or a decoded data: URL."""
+
+    max_pixels: int = 64_000_000
+    """Largest height x width, read from the header before anything is decoded. A picture of this size needs up to
+    8 bytes a pixel while it is decoded, 12 with transparency. At most 178,956,970, Pillow's own limit."""
+
+    max_images: int = 32
+    """Pictures in one request."""
+
+    max_url_length: int = 8192
+    """Characters of an http or https URL."""
+
+    connect_timeout: float = 5.0
+    """Seconds for one TCP connection of a fetch."""
+
+    fetch_timeout: float = 20.0
+    """Seconds for one whole fetch: name lookups, connections, redirects and body together."""
+
+    max_redirects: int = 5
+    """Redirects followed in one fetch; every one is checked like the first URL."""
+
+    allow_private: tuple[str, ...] = ()
+    """Networks ("10.1.0.0/16", "127.0.0.1") and host names that may be fetched from although they are not globally
+    routable. A host name is allowed with whatever addresses it has. Empty: the public internet only."""
+
+    rgb: Literal["pixelgate", "hf"] = "pixelgate"
+    """How an encoded picture becomes 8-bit RGB. "pixelgate": upright by EXIF, transparency on white, 16 bit scaled
+    to 8. "hf": what transformers makes of a path or URL, quirks included, for comparison."""
+
+    def __post_init__(self) -> None:
+        for name in ("schemes", "formats", "allow_private"):
+            value = getattr(self, name)
+            if isinstance(value, str):
+                raise ConfigError(f"{name} must be a list, not the single text {value!r}", param=name)
+            object.__setattr__(self, name, tuple(value))  # a list from a configuration file
+        for name in _COUNTS:
+            _whole(name, getattr(self, name), least=1)
+        _whole("max_redirects", self.max_redirects, least=0)
+        for name in _SECONDS:
+            value = getattr(self, name)
+            if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < math.inf:
+                raise ConfigError(f"{name} must be a number of seconds above 0, not {value!r}", param=name)
+        if self.max_pixels > PILLOW_MAX_PIXELS:
+            raise ConfigError(f"max_pixels can be at most {PILLOW_MAX_PIXELS}", param="max_pixels")
+        _subset("schemes", self.schemes, SCHEMES)
+        _subset("formats", self.formats, FORMATS)
+        if self.rgb not in ("pixelgate", "hf"):
+            raise ConfigError(f'rgb must be "pixelgate" or "hf", not {self.rgb!r}', param="rgb")
+        _ = self.allowed_networks, self.allowed_hosts  # raises now rather than at the first fetch
+
+    @cached_property
+    def allowed_networks(self) -> tuple[Network, ...]:
+        """The networks among ``allow_private``."""
+        return tuple(entry for entry in map(_private, self.allow_private) if not isinstance(entry, str))
+
+    @cached_property
+    def allowed_hosts(self) -> frozenset[str]:
+        """The host names among ``allow_private``, lower case."""
+        return frozenset(entry for entry in map(_private, self.allow_private) if isinstance(entry, str))
+
+
+def _private(entry: str) -> Network | str:
+    try:
+        return ipaddress.ip_network(entry)
+    except ValueError:
+        name = entry.lower()
+        if _HOST_NAME.fullmatch(name) and not name.rpartition(".")[2].isdigit():
+            return name
+    raise ConfigError(
+        f"allow_private: {entry!r} is neither a network such as 10.1.0.0/16 (no bits set behind the prefix), "
+        "an address nor a host name",
+        param="allow_private",
+    )
+
+
+def _whole(name: str, value: object, *, least: int) -> None:
+    if isinstance(value, bool) or not isinstance(value, int) or value < least:
+        raise ConfigError(f"{name} must be a whole number of at least {least}, not {value!r}", param=name)
+
+
+def _subset(name: str, values: tuple[str, ...], known: tuple[str, ...]) -> None:
+    unknown = [value for value in values if value not in known]
+    if unknown or not values:
+        what = f"does not know {unknown[0]!r}" if unknown else "is empty"
+        raise ConfigError(f"{name} {what}; choose from {', '.join(known)}", param=name)

@@ -1,0 +1,75 @@
+from __future__ import annotations
+
+import ipaddress
+from typing import Any
+
+import pytest
+
+from pixelgate.errors import ConfigError
+from pixelgate.media.policy import PILLOW_MAX_PIXELS, MediaPolicy
+
+
+def test_defaults_are_closed_and_hashable() -> None:
+    policy = MediaPolicy()
+    assert policy.allowed_networks == ()
+    assert policy.allowed_hosts == frozenset()
+    assert policy.max_redirects == 5
+    assert policy.rgb == "pixelgate"
+    assert hash(policy) == hash(MediaPolicy())
+
+
+def test_private_entries_are_networks_addresses_or_names() -> None:
+    policy = MediaPolicy(allow_private=("10.1.0.0/16", "127.0.0.1", "fd00::/8", "Images.internal", "localhost"))
+    assert policy.allowed_networks == (
+        ipaddress.ip_network("10.1.0.0/16"),
+        ipaddress.ip_network("127.0.0.1/32"),
+        ipaddress.ip_network("fd00::/8"),
+    )
+    assert policy.allowed_hosts == {"images.internal", "localhost"}
+
+
+def test_lists_from_a_configuration_file_become_tuples() -> None:
+    policy = MediaPolicy(schemes=["data"], formats=["PNG"])  # type: ignore[arg-type]
+    assert policy.schemes == ("data",)
+    assert policy.formats == ("PNG",)
+    hash(policy)
+
+
+@pytest.mark.parametrize(
+    ("setting", "value"),
+    [
+        ("schemes", ("ftp",)),
+        ("schemes", ()),
+        ("schemes", "http"),
+        ("formats", ("HEIC",)),
+        ("formats", ("png",)),
+        ("max_bytes", 0),
+        ("max_bytes", 1.5),
+        ("max_pixels", True),
+        ("max_pixels", PILLOW_MAX_PIXELS + 1),
+        ("max_images", -1),
+        ("max_url_length", 0),
+        ("max_redirects", -1),
+        ("connect_timeout", 0),
+        ("connect_timeout", "5"),
+        ("fetch_timeout", float("inf")),
+        ("fetch_timeout", float("nan")),
+        ("allow_private", "10.0.0.0/8"),
+        ("allow_private", ("10.0.0.1/8",)),
+        ("allow_private", ("300.1.1.1",)),
+        ("allow_private", ("*.internal",)),
+        ("allow_private", ("http://internal",)),
+        ("allow_private", ("",)),
+        ("rgb", "bgr"),
+    ],
+)
+def test_impossible_settings_are_refused_by_name(setting: str, value: Any) -> None:
+    with pytest.raises(ConfigError) as caught:
+        MediaPolicy(**{setting: value})
+    assert caught.value.param == setting
+    assert setting in caught.value.message
+
+
+def test_zero_redirects_and_the_largest_pixel_count_are_possible() -> None:
+    policy = MediaPolicy(max_redirects=0, max_pixels=PILLOW_MAX_PIXELS)
+    assert policy.max_redirects == 0
