@@ -1,0 +1,156 @@
+"""A checkpoint directory, read strictly: every field is honoured or refused by name."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from pixelgate.errors import CheckpointError
+
+_MISSING = object()
+_MAX_JSON_BYTES = 64 << 20
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """The files of a checkpoint that decide what its pictures and prompts become. No weights are needed.
+
+    ``preprocessor`` is ``preprocessor_config.json``, or the ``image_processor`` section of ``processor_config.json``
+    where newer transformers versions keep it.
+    """
+
+    path: Path
+    config: Mapping[str, Any]
+    preprocessor: Mapping[str, Any]
+    generation: Mapping[str, Any]
+    tokenizer_config: Mapping[str, Any]
+    chat_template: str | None
+
+    @property
+    def model_type(self) -> str:
+        """``model_type`` of config.json, by which transformers chooses the model."""
+        return str(self.config.get("model_type", ""))
+
+    @property
+    def processor_classes(self) -> tuple[str, ...]:
+        """The processor class names the checkpoint gives, most specific first."""
+        names = (self.preprocessor.get("image_processor_type"), self.preprocessor.get("processor_class"))
+        return tuple(str(name) for name in names if name)
+
+    @property
+    def tokenizer_file(self) -> Path:
+        """``tokenizer.json``. Raises CheckpointError when the checkpoint has none."""
+        path = self.path / "tokenizer.json"
+        if not path.is_file():
+            raise CheckpointError(f"{self.path} has no tokenizer.json; prompts cannot be tokenised without it")
+        return path
+
+    @property
+    def eos_token_ids(self) -> tuple[int, ...]:
+        """Ids that end an answer, from generation_config.json or config.json."""
+        value = self.generation.get("eos_token_id", self.config.get("eos_token_id"))
+        if value is None:
+            return ()
+        return tuple(value) if isinstance(value, list) else (int(value),)
+
+
+def read(path: str | Path) -> Checkpoint:
+    """Read a checkpoint directory. Raises CheckpointError naming the file or field that is missing or malformed."""
+    path = Path(path)
+    if not path.is_dir():
+        raise CheckpointError(f"{path} is not a directory; give the folder that holds the checkpoint's config.json")
+    config = _object(path / "config.json")
+    processor = _object(path / "processor_config.json", optional=True)
+    preprocessor = _object(path / "preprocessor_config.json", optional=True)
+    if not preprocessor:
+        preprocessor = processor.get("image_processor", {})
+    if not preprocessor:
+        raise CheckpointError(
+            f"{path} has no preprocessor_config.json, and no image_processor in processor_config.json"
+        )
+    tokenizer_config = _object(path / "tokenizer_config.json", optional=True)
+    return Checkpoint(
+        path=path,
+        config=config,
+        preprocessor=preprocessor,
+        generation=_object(path / "generation_config.json", optional=True),
+        tokenizer_config=tokenizer_config,
+        chat_template=_chat_template(path, tokenizer_config),
+    )
+
+
+def _object(path: Path, *, optional: bool = False) -> dict[str, Any]:
+    if optional and not path.is_file():
+        return {}
+    try:
+        if path.stat().st_size > _MAX_JSON_BYTES:
+            raise CheckpointError(f"{path} is larger than {_MAX_JSON_BYTES >> 20} MiB; that is no configuration")
+        value = json.loads(path.read_text("utf-8"))
+    except OSError as failure:
+        raise CheckpointError(f"{path} cannot be read: {failure.strerror}") from None
+    except ValueError as failure:
+        raise CheckpointError(f"{path} is not valid JSON: {failure}") from None
+    if not isinstance(value, dict):
+        raise CheckpointError(f"{path} holds a {type(value).__name__}, not an object")
+    return value
+
+
+def _chat_template(path: Path, tokenizer_config: Mapping[str, Any]) -> str | None:
+    file = path / "chat_template.jinja"
+    if file.is_file():
+        return file.read_text("utf-8")
+    template = _object(path / "chat_template.json", optional=True).get(
+        "chat_template", tokenizer_config.get("chat_template")
+    )
+    if template is not None and not isinstance(template, str):
+        raise CheckpointError(f"{path} has several named chat templates; only a single one is supported")
+    return template
+
+
+class Settings:
+    """Reads fields by name and type, and in the end refuses whatever was not asked for."""
+
+    def __init__(self, values: Mapping[str, Any], source: str) -> None:
+        self._left = {name: value for name, value in values.items() if value is not None}
+        self._source = source
+
+    def take(self, name: str, kind: type | tuple[type, ...], default: Any = _MISSING) -> Any:
+        """The value of ``name``, checked to be a ``kind``; null counts as missing."""
+        value = self._left.pop(name, default)
+        if value is _MISSING:
+            raise CheckpointError(f"{self._source} has no {name}")
+        if value is default:
+            return value
+        kinds = kind if isinstance(kind, tuple) else (kind,)
+        if not isinstance(value, kinds) or (isinstance(value, bool) and bool not in kinds):
+            expected = " or ".join(k.__name__ for k in kinds)
+            raise CheckpointError(f"{name} of {self._source} must be {expected}, not {value!r}")
+        return value
+
+    def expect(self, name: str, *allowed: Any) -> None:
+        """Accept ``name`` only where it is absent or has an ``allowed`` value: others would change the numbers."""
+        value = self._left.pop(name, allowed[0])
+        if value not in allowed:
+            raise CheckpointError(f"{name}={value!r} of {self._source} is not supported")
+
+    def triple(self, name: str, default: tuple[float, float, float]) -> tuple[float, float, float]:
+        """One float per colour channel."""
+        value = self.take(name, (list, tuple), default)
+        if len(value) != 3 or not all(isinstance(v, (int, float)) for v in value):
+            raise CheckpointError(f"{name} of {self._source} must be three numbers, not {value!r}")
+        red, green, blue = (float(v) for v in value)
+        return red, green, blue
+
+    def ignore(self, *names: str) -> None:
+        """Drop fields that do not change any number."""
+        for name in names:
+            self._left.pop(name, None)
+
+    def finish(self) -> None:
+        """Raise CheckpointError if a field was neither taken nor ignored."""
+        if self._left:
+            names = ", ".join(sorted(self._left))
+            raise CheckpointError(f"{self._source} has settings that are not supported: {names}")

@@ -1,0 +1,43 @@
+"""What travels from a family to an engine: a named tensor in parts, one part per image."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+DTYPES = ("float32", "bfloat16", "float16", "uint8", "int64")
+Field = Literal["batched", "flat"]
+
+
+@dataclass(frozen=True)
+class Tensor:
+    """One model input, cut along dimension 0 into one C-contiguous part per image.
+
+    ``field`` is the engine's word for how images share it: ``batched`` (dimension 0 counts images) or ``flat``
+    (images are concatenated; the int64 tensor named ``sizes`` holds the rows of each image). ``keep_on_cpu``
+    marks what the model reads on the host, such as grids.
+    """
+
+    name: str
+    dtype: str
+    parts: tuple[NDArray[Any], ...]
+    field: Field
+    sizes: str | None = None
+    keep_on_cpu: bool = False
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Shape of the parts joined along dimension 0."""
+        return (sum(part.shape[0] for part in self.parts), *self.parts[0].shape[1:])
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all parts together."""
+        return sum(part.nbytes for part in self.parts)
+
+    def joined(self) -> NDArray[Any]:
+        """All parts as one array; a view, not a copy, when there is one part."""
+        return self.parts[0] if len(self.parts) == 1 else np.concatenate(self.parts)

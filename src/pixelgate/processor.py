@@ -1,0 +1,188 @@
+"""The library: a checkpoint's image processor, from pictures of any kind to the model's input arrays."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Literal, TypeAlias, get_args
+
+import numpy as np
+import PIL
+import PIL.Image
+from numpy.typing import NDArray
+
+from pixelgate._version import __version__
+from pixelgate.errors import KernelError, OptionError, RequestError
+from pixelgate.media import decode as decoder
+from pixelgate.media.policy import MediaPolicy
+from pixelgate.models import checkpoint as checkpoints
+from pixelgate.models import family as families
+from pixelgate.models.checkpoint import Checkpoint
+from pixelgate.models.family import Family
+from pixelgate.pixels.affine import NUMPY_DTYPES
+from pixelgate.pixels.plan import ImagePlan, execute
+from pixelgate.pixels.resample import PillowOrder
+
+Backend = Literal["torchvision", "pil"]
+Rgb = Literal["pixelgate", "hf"]
+ImageLike: TypeAlias = "PIL.Image.Image | NDArray[np.uint8] | bytes | bytearray | memoryview | str | Path"
+
+
+class ImageInputs(Mapping[str, NDArray[Any]]):
+    """The arrays of one call, under transformers' own names, with the plans they came from.
+
+    ``token_counts[i]`` is the number of placeholder tokens of image i.
+    """
+
+    def __init__(
+        self,
+        arrays: Mapping[str, NDArray[Any]],
+        parts: Sequence[Mapping[str, NDArray[Any]]],
+        plans: Sequence[ImagePlan],
+    ) -> None:
+        self._arrays = dict(arrays)
+        self._parts = tuple(parts)
+        self.plans = tuple(plans)
+        self.token_counts = tuple(plan.tokens for plan in plans)
+
+    def __getitem__(self, name: str) -> NDArray[Any]:
+        return self._arrays[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._arrays)
+
+    def __len__(self) -> int:
+        return len(self._arrays)
+
+    def __repr__(self) -> str:
+        arrays = ", ".join(f"{name}: {a.dtype}{list(a.shape)}" for name, a in self._arrays.items())
+        return f"ImageInputs({arrays}; {len(self.plans)} images, {sum(self.token_counts)} tokens)"
+
+    def per_image(self, index: int) -> dict[str, NDArray[Any]]:
+        """Image ``index``'s share of every array: views, not copies."""
+        return dict(self._parts[index])
+
+
+@dataclass(frozen=True)
+class Processor:
+    """A checkpoint's image processor. Made by `load`; safe to share between threads."""
+
+    checkpoint: Checkpoint
+    family: Family
+    backend: Backend
+    policy: MediaPolicy
+
+    def plan(self, *, height: int, width: int, **options: Any) -> ImagePlan:
+        """What a picture of this size will become: ``.tokens``, ``.nbytes``, ``.views``; no pixel is touched."""
+        if height < 1 or width < 1:
+            raise OptionError(f"a picture has at least one pixel a side, not {width}x{height}")
+        return self.family.plan(height, width, **options)
+
+    def __call__(
+        self,
+        images: ImageLike | Sequence[ImageLike],
+        *,
+        out: NDArray[Any] | None = None,
+        dtype: str | None = None,
+        **options: Any,
+    ) -> ImageInputs:
+        """Turn one picture or a list of them into the model's input arrays.
+
+        A picture is a ``PIL.Image``, a uint8 array [height, width, 3], encoded bytes, or a path. ``dtype`` is that of
+        the pixel tensor: None (what transformers returns), "float32", "bfloat16", "float16", or "uint8" (the pixels
+        before normalisation). ``out`` is C-contiguous memory of the result's shape and dtype for the pixel tensor.
+        ``options`` are the family's own, such as ``max_pixels``.
+        """
+        pictures = [self.rgb(image) for image in _as_list(images)]
+        if not pictures:
+            raise OptionError("give at least one picture")
+        plans = [self.plan(height=p.shape[0], width=p.shape[1], **options) for p in pictures]
+        dtype = _checked_dtype(dtype) or plans[0].dtype
+        rows = [plan.shape[0] for plan in plans]
+        shape = (sum(rows), *plans[0].shape[1:])
+        if out is None:
+            out = np.empty(shape, NUMPY_DTYPES[dtype])
+        elif out.shape != shape or out.dtype != NUMPY_DTYPES[dtype]:
+            raise KernelError(f"out must be {dtype} {list(shape)}, not {out.dtype} {list(out.shape)}")
+        pixels = np.split(out, np.cumsum(rows)[:-1])
+        for plan, picture, part in zip(plans, pictures, pixels, strict=True):
+            execute(plan, picture, part, dtype=dtype)
+        aux = {name: np.concatenate([plan.aux[name] for plan in plans]) for name in plans[0].aux}
+        name = self.family.pixels_name
+        parts = [{name: part, **plan.aux} for plan, part in zip(plans, pixels, strict=True)]
+        return ImageInputs({name: out, **aux}, parts, plans)
+
+    def rgb(self, image: ImageLike) -> NDArray[np.uint8]:
+        """A picture of any accepted kind as uint8 [height, width, 3], by this processor's decode policy."""
+        if isinstance(image, PIL.Image.Image):
+            return decoder.from_pil(image, self.policy)
+        if isinstance(image, np.ndarray):
+            return decoder.from_array(image)
+        if isinstance(image, str | Path):
+            image = decoder.read_path(image, self.policy)
+        elif not isinstance(image, bytes | bytearray | memoryview):
+            raise RequestError(
+                f"a picture must be a PIL.Image, a uint8 array, encoded bytes or a path, not {type(image).__name__}"
+            )
+        return decoder.decode(bytes(image), self.policy, self.backend)
+
+    def header(self, data_or_path: bytes | str | Path) -> decoder.Header:
+        """The upright size and the format of an encoded picture; no pixel is decoded."""
+        if isinstance(data_or_path, str | Path):
+            data_or_path = decoder.read_path(data_or_path, self.policy)
+        return decoder.header(data_or_path, self.policy, self.backend)
+
+    @property
+    def fingerprint(self) -> str:
+        """64 hex digits over everything that decides the pixels, besides the encoded picture and the call."""
+        facts = (self.family, self.backend, self.policy.rgb, __version__, PIL.__version__)
+        return hashlib.sha256(repr(facts).encode()).hexdigest()
+
+
+def load(
+    path: str | Path,
+    *,
+    backend: Backend = "torchvision",
+    pillow_order: PillowOrder = "13",
+    rgb: Rgb = "pixelgate",
+    policy: MediaPolicy | None = None,
+) -> Processor:
+    """The image processor of the checkpoint directory ``path``; its weights are not needed.
+
+    ``backend`` names the transformers backend whose numbers to reproduce. ``pillow_order`` is the Pillow release whose
+    pass order the pil backend follows. ``rgb="hf"`` converts every kind of input as transformers itself does, instead
+    of by pixelgate's policy (upright, on white, 16 bit scaled). ``policy`` holds the decode limits.
+    Raises CheckpointError for what cannot be read or is not supported.
+    """
+    for name, value, allowed in (
+        ("backend", backend, Backend),
+        ("pillow_order", pillow_order, PillowOrder),
+        ("rgb", rgb, Rgb),
+    ):
+        if value not in get_args(allowed):
+            raise OptionError(f"{name} must be one of {', '.join(get_args(allowed))}, not {value!r}", param=name)
+    checkpoint = checkpoints.read(path)
+    family = families.from_checkpoint(checkpoint, backend=backend, pillow_order=pillow_order)
+    return Processor(checkpoint, family, backend, replace(policy or MediaPolicy(), rgb=rgb))
+
+
+def decode(
+    data_or_path: bytes | bytearray | memoryview | str | Path, policy: MediaPolicy | None = None
+) -> NDArray[np.uint8]:
+    """Decode a picture to upright uint8 RGB [height, width, 3]: alpha on white, 16 bit scaled to 8, first frame."""
+    policy = policy or MediaPolicy()
+    if isinstance(data_or_path, str | Path):
+        return decoder.decode(decoder.read_path(data_or_path, policy), policy)
+    return decoder.decode(bytes(data_or_path), policy)
+
+
+def _as_list(images: ImageLike | Sequence[ImageLike]) -> Sequence[ImageLike]:
+    return images if isinstance(images, list | tuple) else [images]  # type: ignore[list-item]
+
+
+def _checked_dtype(dtype: str | None) -> str | None:
+    if dtype is not None and dtype not in NUMPY_DTYPES:
+        raise OptionError(f"dtype must be one of {', '.join(NUMPY_DTYPES)}, not {dtype!r}", param="dtype")
+    return dtype

@@ -1,0 +1,204 @@
+"""Make the committed goldens with the real transformers.
+
+    python tests/goldens/make.py [--out DIR]        (default: tests/goldens/data)
+
+Needs what versions.json names: transformers, torch, torchvision and Pillow; nothing else in this project does.
+Writes the pictures, what transformers makes of them with both backends, its placeholder counts, and hashes of
+torchvision's resize over random shapes. Pictures come from integer arithmetic, so every run makes the same.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import PIL
+import PIL.Image
+import torch
+import torchvision
+import transformers
+from torchvision.transforms import InterpolationMode
+from torchvision.transforms.v2 import functional
+from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
+from transformers.models.qwen2_vl.image_processing_qwen2_vl import Qwen2VLImageProcessor, smart_resize
+from transformers.models.qwen2_vl.processing_qwen2_vl import Qwen2VLProcessor
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+from goldens import golden
+from goldens.cases import RESIZE_FILTERS, resize_cases
+
+BACKENDS = {"torchvision": Qwen2VLImageProcessor, "pil": Qwen2VLImageProcessorPil}
+NOT_ARGUMENTS = ("image_processor_type", "processor_class")
+VIA_PATH = (
+    "photo.jpg",
+    "turned.jpg",
+    "clear.png",
+    "palette.png",
+    "grey_alpha.png",
+    "cmyk.jpg",
+    "progressive.jpg",
+    "grey.webp",
+)
+BATCHES = {"batch_three": ["photo.jpg", "tall.png", "clear.png"]}
+SWEEP_SIZES = 400
+
+
+def scene(height: int, width: int, seed: int) -> np.ndarray:
+    """uint8 [height, width, 3]: slopes, edges and noise, all of it integer arithmetic."""
+    y, x = np.mgrid[0:height, 0:width]
+    noise = np.random.default_rng(seed).integers(0, 48, (height, width, 3))
+    red = (x * 255 // max(width - 1, 1) + y) % 256
+    green = ((x // 17 + y // 11) % 2) * 140 + y * 90 // max(height - 1, 1)
+    blue = ((x - width // 2) ** 2 + (y - height // 2) ** 2) // 37 % 256
+    return np.clip(np.stack([red, green, blue], -1) + noise - 24, 0, 255).astype(np.uint8)
+
+
+def pictures(folder: Path) -> None:
+    """One file per kind of input that transformers converts in its own way."""
+    folder.mkdir(parents=True, exist_ok=True)
+
+    def picture(height: int, width: int, seed: int) -> PIL.Image.Image:
+        return PIL.Image.fromarray(scene(height, width, seed))
+
+    picture(300, 420, 1).save(folder / "photo.jpg", quality=88)
+    picture(180, 250, 2).save(folder / "progressive.jpg", quality=80, progressive=True, subsampling=0)
+    picture(120, 90, 3).convert("CMYK").save(folder / "cmyk.jpg", quality=85)
+    exif = PIL.Image.Exif()
+    exif[0x0112] = 6
+    picture(160, 240, 4).save(folder / "turned.jpg", quality=85, exif=exif)
+    picture(400, 26, 5).save(folder / "tall.png")
+    picture(28, 28, 6).save(folder / "one_patch.png")
+    picture(1, 1, 7).save(folder / "dot.png")
+    picture(5, 3, 8).save(folder / "tiny.png")
+    picture(1, 200, 9).save(folder / "ratio200.png")
+    picture(1, 201, 10).save(folder / "ratio201.png")
+    picture(448, 448, 11).quantize(64).save(folder / "palette.png", transparency=3)
+    picture(130, 110, 12).convert("L").save(folder / "grey.webp", quality=70)
+    picture(90, 70, 13).convert("1").save(folder / "bilevel.png")
+    clear = picture(120, 200, 14).convert("RGBA")
+    clear.putalpha(PIL.Image.fromarray(scene(120, 200, 15)[:, :, 0]))
+    clear.save(folder / "clear.png")
+    grey_alpha = picture(60, 100, 16).convert("LA")
+    grey_alpha.putalpha(PIL.Image.fromarray(scene(60, 100, 17)[:, :, 1]))
+    grey_alpha.save(folder / "grey_alpha.png")
+    deep = np.random.default_rng(18).integers(0, 1 << 16, (50, 80), dtype=np.uint16)
+    PIL.Image.fromarray(deep).save(folder / "deep.png")
+
+
+def rows(images: Path) -> Iterator[tuple[str, dict]]:
+    for path in sorted(images.iterdir()):
+        yield path.name, {}
+    for name in VIA_PATH:
+        yield f"{name}.viapath", {}
+    for name, files in BATCHES.items():
+        yield name, {"images": files}
+
+
+def run(processor, images) -> dict[str, np.ndarray]:
+    return {name: value.contiguous().numpy() for name, value in processor(images, return_tensors="pt").items()}
+
+
+def resize_hashes() -> dict[str, str]:
+    """sha256 of torchvision's antialiased uint8 resize for every case and filter."""
+    hashes = {}
+    for name, image, (height, width) in resize_cases():
+        # channels last: the contiguous kernel of torch 2.14 refuses 1x1 outputs
+        tensor = torch.from_numpy(image).permute(2, 0, 1)
+        for kind in RESIZE_FILTERS:
+            out = functional.resize(tensor, [height, width], InterpolationMode(kind), antialias=True)
+            hashes[f"{name}/{kind}"] = golden.sha256(out.permute(1, 2, 0).contiguous().numpy())
+    return hashes
+
+
+def sweep(processors: dict) -> dict[str, list]:
+    rng = np.random.default_rng(19)
+    sizes = [[int(v) for v in np.exp(rng.uniform(0, np.log(6000), 2))] for _ in range(SWEEP_SIZES)]
+    result: dict[str, list] = {"sizes": sizes}
+    for family, processor in processors.items():
+        result[family] = []
+        for height, width in sizes:
+            try:
+                patches = processor.get_number_of_image_patches(height, width)
+                size = smart_resize(
+                    height,
+                    width,
+                    processor.patch_size * processor.merge_size,
+                    processor.size["shortest_edge"],
+                    processor.size["longest_edge"],
+                )
+                assert patches == size[0] * size[1] // processor.patch_size**2
+                result[family].append(list(size))
+            except ValueError:
+                result[family].append(None)
+    return result
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--out", type=Path, default=golden.COMMITTED)
+    out: Path = parser.parse_args().out
+    torch.set_num_threads(1)
+    warnings.simplefilter("ignore")
+    pictures(out / "images")
+    index: dict[str, dict] = {}
+    tokens: dict[str, dict] = {}
+    torchvision_processors = {}
+    for checkpoint in sorted(golden.CHECKPOINTS.iterdir()):
+        family = checkpoint.name
+        config = golden.read_json(checkpoint / "preprocessor_config.json")
+        arguments = {name: value for name, value in config.items() if name not in NOT_ARGUMENTS}
+        for backend, cls in BACKENDS.items():
+            processor = cls(**arguments)
+            if backend == "torchvision":
+                torchvision_processors[family] = processor
+            for name, row in rows(out / "images"):
+                key = f"{family}/{backend}/{name}"
+                try:
+                    outputs = run(processor, golden.load_input(out, name, row))
+                except ValueError as failure:
+                    index[key] = {
+                        **row,
+                        "status": "error",
+                        "error": type(failure).__name__,
+                        "message": str(failure),
+                    }
+                else:
+                    described = {k: golden.describe(v) for k, v in outputs.items()}
+                    index[key] = {**row, "status": "ok", "outputs": described}
+                    path = out / f"{key}.npz"
+                    path.parent.mkdir(parents=True, exist_ok=True)
+                    np.savez_compressed(path, **golden.pack(outputs))
+                    if backend == "torchvision" and not row and not name.endswith(".viapath"):
+                        speaker = SimpleNamespace(image_processor=processor, image_token="<|image_pad|>")
+                        text = Qwen2VLProcessor.replace_image_token(speaker, outputs, 0)
+                        tokens[f"{family}/{name}"] = {"counts": {"<|image_pad|>": text.count("<|image_pad|>")}}
+    tokens["__sweep__"] = sweep(torchvision_processors)
+    versions = {
+        "numpy": np.__version__,
+        "pillow": PIL.__version__,
+        "torch": torch.__version__,
+        "torchvision": torchvision.__version__,
+        "transformers": transformers.__version__,
+        "cpu_capability": torch.backends.cpu.get_cpu_capability(),
+    }
+    for name, value in (
+        ("index", index),
+        ("tokens", tokens),
+        ("resize", resize_hashes()),
+        ("versions", versions),
+    ):
+        indent = None if name == "tokens" else 1
+        (out / f"{name}.json").write_text(json.dumps(value, indent=indent) + "\n")
+    errors = sum(row["status"] == "error" for row in index.values())
+    print(f"{len(index)} rows, {errors} of them errors, {len(tokens) - 1} token counts")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,78 @@
+"""Reading a checkpoint directory."""
+
+import json
+
+import pytest
+
+from pixelgate.errors import CheckpointError
+from pixelgate.models import checkpoint as checkpoints
+
+
+@pytest.fixture
+def folder(tmp_path):
+    def write(**files):
+        for name, value in files.items():
+            path = tmp_path / (name.replace("__", ".") if "__" in name else f"{name}.json")
+            path.write_text(value if isinstance(value, str) else json.dumps(value))
+        return tmp_path
+
+    return write
+
+
+def test_a_whole_checkpoint(folder):
+    path = folder(
+        config={"model_type": "x"},
+        preprocessor_config={"image_processor_type": "A", "processor_class": "B"},
+        generation_config={"eos_token_id": [2, 3]},
+        chat_template__jinja="{{ messages }}",
+        tokenizer={},
+    )
+    checkpoint = checkpoints.read(path)
+    assert checkpoint.model_type == "x"
+    assert checkpoint.processor_classes == ("A", "B")
+    assert checkpoint.eos_token_ids == (2, 3)
+    assert checkpoint.chat_template == "{{ messages }}"
+    assert checkpoint.tokenizer_file == path / "tokenizer.json"
+
+
+def test_newer_checkpoints_keep_the_image_processor_in_processor_config(folder):
+    checkpoint = checkpoints.read(folder(config={}, processor_config={"image_processor": {"patch_size": 3}}))
+    assert checkpoint.preprocessor == {"patch_size": 3}
+
+
+def test_the_template_is_found_in_older_places_too(folder):
+    path = folder(config={"eos_token_id": 7}, preprocessor_config={"a": 1}, tokenizer_config={"chat_template": "old"})
+    assert checkpoints.read(path).chat_template == "old"
+    assert checkpoints.read(path).eos_token_ids == (7,)
+    assert checkpoints.read(folder(chat_template={"chat_template": "newer"})).chat_template == "newer"
+
+
+def test_what_is_missing_is_said(folder, tmp_path):
+    with pytest.raises(CheckpointError, match="not a directory"):
+        checkpoints.read(tmp_path / "nowhere")
+    with pytest.raises(CheckpointError, match=r"config\.json"):
+        checkpoints.read(tmp_path)
+    with pytest.raises(CheckpointError, match="preprocessor_config"):
+        checkpoints.read(folder(config={}))
+    checkpoint = checkpoints.read(folder(preprocessor_config={"a": 1}))
+    assert checkpoint.eos_token_ids == ()
+    assert checkpoint.processor_classes == ()
+    with pytest.raises(CheckpointError, match=r"tokenizer\.json"):
+        _ = checkpoint.tokenizer_file
+
+
+@pytest.mark.parametrize(("text", "message"), [("{", "not valid JSON"), ("[1]", "list"), ("\ud800", None)])
+def test_malformed_files_are_named(folder, tmp_path, text, message):
+    if message is None:
+        (tmp_path / "config.json").write_bytes(b"\xff\xfe")
+        message = "not valid JSON"
+    else:
+        folder(config=text)
+    with pytest.raises(CheckpointError, match=rf"config\.json.*{message}"):
+        checkpoints.read(tmp_path)
+
+
+def test_several_named_templates_are_refused(folder):
+    path = folder(config={}, preprocessor_config={"a": 1}, tokenizer_config={"chat_template": [{"name": "default"}]})
+    with pytest.raises(CheckpointError, match="named chat templates"):
+        checkpoints.read(path)

@@ -1,0 +1,188 @@
+"""The library's face: load, the processor's call, plan and decode."""
+
+import ast
+import io
+import subprocess
+import sys
+
+import ml_dtypes
+import numpy as np
+import PIL.Image
+import pytest
+
+import pixelgate
+from goldens import golden
+from pixelgate.errors import CheckpointError, DecodeError, KernelError, MediaError, OptionError, RequestError
+
+PHOTO = golden.COMMITTED / "images" / "photo.jpg"
+CHECKPOINT = golden.CHECKPOINTS / "qwen2_5_vl"
+
+
+@pytest.fixture(scope="module")
+def processor():
+    return pixelgate.load(CHECKPOINT)
+
+
+def same(a, b):
+    return a.dtype == b.dtype and a.shape == b.shape and a.tobytes() == b.tobytes()
+
+
+def test_every_kind_of_input_gives_the_same_arrays(processor):
+    expected = processor(str(PHOTO))
+    assert list(expected) == ["pixel_values", "image_grid_thw"]
+    for image in (PHOTO, PHOTO.read_bytes(), bytearray(PHOTO.read_bytes()), pixelgate.decode(PHOTO)):
+        got = processor(image)
+        assert all(same(got[name], expected[name]) for name in expected)
+    with PIL.Image.open(PHOTO) as image:
+        assert same(processor(image)["pixel_values"], expected["pixel_values"])
+
+
+def test_a_list_is_the_pictures_one_after_the_other(processor):
+    wide = np.random.default_rng(1).integers(0, 256, (60, 200, 3), dtype=np.uint8)
+    inputs = processor([PHOTO, wide])
+    assert len(inputs) == 2
+    assert inputs.token_counts == tuple(plan.tokens for plan in inputs.plans)
+    for index, image in enumerate((PHOTO, wide)):
+        alone = processor(image)
+        part = inputs.per_image(index)
+        assert all(same(part[name], alone[name]) for name in alone)
+        assert np.shares_memory(part["pixel_values"], inputs["pixel_values"])
+    assert inputs["image_grid_thw"].shape == (2, 3)
+    assert "2 images" in repr(inputs)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16", "uint8"])
+def test_out_is_written_in_place(processor, dtype):
+    expected = processor(PHOTO, dtype=dtype)["pixel_values"]
+    out = np.empty_like(expected)
+    inputs = processor(PHOTO, out=out, dtype=dtype)
+    assert inputs["pixel_values"] is out
+    assert same(out, expected)
+
+
+def test_dtypes_are_roundings_of_what_transformers_returns(processor):
+    full = processor(PHOTO)["pixel_values"]
+    assert full.dtype == np.float32
+    assert same(processor(PHOTO, dtype="bfloat16")["pixel_values"], full.astype(ml_dtypes.bfloat16))
+    assert same(processor(PHOTO, dtype="float16")["pixel_values"], full.astype(np.float16))
+
+
+def test_out_and_dtype_are_checked(processor):
+    with pytest.raises(KernelError, match="out must be float32"):
+        processor(PHOTO, out=np.empty((3, 3), np.float32))
+    with pytest.raises(KernelError, match="out must be uint8"):
+        processor(PHOTO, out=np.empty(processor(PHOTO)["pixel_values"].shape, np.float32), dtype="uint8")
+    with pytest.raises(OptionError, match="float64"):
+        processor(PHOTO, dtype="float64")
+    with pytest.raises(OptionError, match="at least one"):
+        processor([])
+
+
+def test_options_reach_the_family(processor):
+    assert processor(PHOTO, max_pixels=20_000).token_counts[0] < processor(PHOTO).token_counts[0]
+    with pytest.raises(OptionError, match="max_pixles"):
+        processor(PHOTO, max_pixles=20_000)
+
+
+def test_wrong_pictures_are_refused_in_words(processor, tmp_path):
+    with pytest.raises(RequestError, match="NoneType"):
+        processor(None)
+    with pytest.raises(MediaError, match="uint8"):
+        processor(np.zeros((4, 4, 3), np.float32))
+    with pytest.raises(MediaError, match="no picture file"):
+        processor(tmp_path / "nothing.jpg")
+    with pytest.raises(DecodeError):
+        processor(b"no picture")
+
+
+def test_plan_touches_no_pixels(processor):
+    plan = processor.plan(height=1080, width=1920)
+    assert (plan.tokens, plan.nbytes) == (2691, 2691 * 4 * 1176 * 4)
+    assert plan.views[0].resize == (1092, 1932)
+    with pytest.raises(OptionError, match="at least one pixel"):
+        processor.plan(height=0, width=5)
+
+
+def test_backends_and_conversions_are_chosen_at_load():
+    torchvision, pil = (pixelgate.load(CHECKPOINT, backend=backend)(PHOTO) for backend in ("torchvision", "pil"))
+    assert torchvision["pixel_values"].tobytes() != pil["pixel_values"].tobytes()
+    turned = golden.COMMITTED / "images" / "turned.jpg"
+    with PIL.Image.open(turned) as opened:
+        assert pixelgate.load(CHECKPOINT)(opened).plans[0].height == 160
+    assert pixelgate.load(CHECKPOINT)(turned).plans[0].height == 240
+    clear = golden.COMMITTED / "images" / "clear.png"
+    ours, theirs = (pixelgate.load(CHECKPOINT, rgb=rgb)(clear)["pixel_values"] for rgb in ("pixelgate", "hf"))
+    assert ours.tobytes() != theirs.tobytes()
+
+
+def test_pillow_order_is_a_parameter():
+    image = np.random.default_rng(2).integers(0, 256, (480, 640, 3), dtype=np.uint8)
+    results = {
+        pixelgate.load(CHECKPOINT, backend="pil", pillow_order=o)(image)["pixel_values"].tobytes()
+        for o in ("13", "12.1")
+    }
+    assert len(results) == 2
+
+
+@pytest.mark.parametrize("argument", [{"backend": "cv2"}, {"pillow_order": "9"}, {"rgb": "bgr"}])
+def test_unknown_choices_are_refused(argument):
+    with pytest.raises(OptionError, match="must be one of"):
+        pixelgate.load(CHECKPOINT, **argument)
+
+
+def test_a_missing_checkpoint_is_refused(tmp_path):
+    with pytest.raises(CheckpointError, match="not a directory"):
+        pixelgate.load(tmp_path / "nowhere")
+
+
+def test_fingerprints_tell_processors_apart():
+    ways = [
+        pixelgate.load(CHECKPOINT),
+        pixelgate.load(CHECKPOINT, backend="pil"),
+        pixelgate.load(CHECKPOINT, rgb="hf"),
+        pixelgate.load(golden.CHECKPOINTS / "qwen3_vl"),
+    ]
+    assert len({p.fingerprint for p in ways}) == 4
+    assert pixelgate.load(CHECKPOINT).fingerprint == ways[0].fingerprint
+
+
+def test_decode_takes_bytes_and_paths():
+    expected = np.asarray(PIL.Image.open(PHOTO))
+    assert same(pixelgate.decode(PHOTO), expected)
+    assert same(pixelgate.decode(str(PHOTO)), expected)
+    assert same(pixelgate.decode(memoryview(PHOTO.read_bytes())), expected)
+    buffer = io.BytesIO()
+    PIL.Image.new("RGBA", (2, 2), (9, 9, 9, 0)).save(buffer, "PNG")
+    assert (pixelgate.decode(buffer.getvalue()) == 255).all()
+
+
+HEAVY = (
+    "starlette",
+    "uvicorn",
+    "grpc",
+    "aiohttp",
+    "jinja2",
+    "tokenizers",
+    "msgspec",
+    "torch",
+    "transformers",
+    "rapidocr",
+)
+
+
+def test_importing_the_library_imports_nothing_heavy():
+    code = "import sys, pixelgate; print(sorted({name.split('.')[0] for name in sys.modules}))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert not set(ast.literal_eval(done.stdout)) & set(HEAVY)
+
+
+def test_the_level_is_read_from_the_environment_once():
+    code = "import pixelgate; from pixelgate.pixels import kernels; print(kernels.default_level())"
+    for level, expected in (("portable", "portable"), ("", None)):
+        done = subprocess.run(
+            [sys.executable, "-c", code], capture_output=True, text=True, check=True, env={"PIXELGATE_ISA": level}
+        )
+        assert expected is None or done.stdout.strip() == expected
+    failed = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env={"PIXELGATE_ISA": "mmx"})
+    assert failed.returncode != 0
+    assert "'mmx' is not available" in failed.stderr
