@@ -1,0 +1,1 @@
+"""First floor: messages in, token ids with expanded placeholders out."""

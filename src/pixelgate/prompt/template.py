@@ -1,0 +1,140 @@
+"""Chat templates: the checkpoint's own Jinja text turns messages into the prompt string.
+
+The environment has what transformers gives a template, so that a template written for it renders the same here:
+an immutable sandbox, trimmed blocks, ``break`` and ``continue``, ``tojson`` without HTML escapes,
+``raise_exception``, ``strftime_now`` and the ``generation`` tag (which marks answers for training and prints its body).
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from datetime import datetime
+from functools import cached_property
+from typing import Any, NoReturn
+
+from jinja2 import TemplateError, nodes
+from jinja2.ext import Extension, loopcontrols
+from jinja2.parser import Parser
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+from pixelgate.errors import CheckpointError, RequestError
+
+Message = Mapping[str, Any]
+
+_SHOWN = 300
+_PROBE = "pixelgate"
+
+
+class ChatTemplate:
+    """A compiled chat template.
+
+    ``variables`` are names every rendering sees beside the messages, such as ``bos_token`` and ``eos_token``.
+    Raises CheckpointError if the source is not a valid template.
+    """
+
+    def __init__(self, source: str, variables: Mapping[str, Any] | None = None) -> None:
+        self.source = source
+        self._variables = dict(variables or {})
+        self._parts: dict[str, bool] = {}
+        try:
+            self._template = _environment().from_string(source)
+        except (TemplateError, RecursionError) as error:
+            line = getattr(error, "lineno", None)
+            where = f" (line {line})" if line else ""
+            raise CheckpointError(f"The chat template is not valid Jinja{where}.") from error
+
+    @property
+    def reserved(self) -> frozenset[str]:
+        """Names that belong to the gateway and the checkpoint: a client's template arguments may not use them."""
+        return frozenset({"messages", "tools", "add_generation_prompt", *self._variables})
+
+    def render(
+        self,
+        messages: Sequence[Message],
+        /,
+        *,
+        add_generation_prompt: bool = True,
+        tools: Sequence[Any] | None = None,
+        **kwargs: Any,
+    ) -> str:
+        """Render the prompt string. ``kwargs`` are the template's own switches, such as ``enable_thinking``.
+
+        Raises RequestError if the template refuses the messages or fails on them.
+        """
+        names = {"documents": None, **self._variables, **kwargs}
+        names |= {"messages": messages, "tools": tools, "add_generation_prompt": add_generation_prompt}
+        try:
+            return self._template.render(names)
+        except _RaisedByTemplateError as error:
+            wording = str(error)[:_SHOWN]
+            raise RequestError(
+                f"The model's chat template refuses the messages: {wording}", param="messages"
+            ) from error
+        except Exception as error:  # a template is a program: on unforeseen messages it can fail in any way
+            raise RequestError(
+                "The model's chat template cannot render these messages; it may not know a role, a content type or "
+                "a field they use.",
+                param="messages",
+            ) from error
+
+    def takes_parts(self, placeholder: str) -> bool:
+        """Whether an image part of a content list is written as ``placeholder``. Found out by rendering one."""
+        if placeholder not in self._parts:
+            content = [{"type": "image"}, {"type": "text", "text": _PROBE}]
+            self._parts[placeholder] = self._prints(content, placeholder)
+        return self._parts[placeholder]
+
+    @cached_property
+    def takes_strings(self) -> bool:
+        """Whether content that is a plain string is written. Some templates only look for parts and lose it."""
+        return self._prints(_PROBE, _PROBE)
+
+    def _prints(self, content: Any, expected: str) -> bool:
+        try:
+            return expected in self.render([{"role": "user", "content": content}])
+        except RequestError:
+            return False
+
+
+class _RaisedByTemplateError(TemplateError):
+    """``raise_exception`` was called: the message is the checkpoint's own wording for the user."""
+
+
+class _GenerationTag(Extension):
+    """``{% generation %}`` marks an answer for training. Here it only prints its body, in a scope of its own."""
+
+    tags = {"generation"}  # noqa: RUF012 - jinja2 declares it as a plain set
+
+    def parse(self, parser: Parser) -> nodes.Node:
+        """Read up to ``{% endgeneration %}``."""
+        line = next(parser.stream).lineno
+        return nodes.Scope(parser.parse_statements(("name:endgeneration",), drop_needle=True), lineno=line)
+
+
+def _environment() -> ImmutableSandboxedEnvironment:
+    environment = ImmutableSandboxedEnvironment(
+        trim_blocks=True, lstrip_blocks=True, extensions=[_GenerationTag, loopcontrols]
+    )
+    environment.filters["tojson"] = _tojson
+    environment.globals["raise_exception"] = _raise_exception
+    environment.globals["strftime_now"] = _strftime_now
+    return environment
+
+
+def _tojson(
+    value: Any,
+    ensure_ascii: bool = False,
+    indent: int | str | None = None,
+    separators: tuple[str, str] | None = None,
+    sort_keys: bool = False,
+) -> str:
+    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
+
+
+def _raise_exception(message: str) -> NoReturn:
+    raise _RaisedByTemplateError(message)
+
+
+def _strftime_now(form: str) -> str:
+    return datetime.now().strftime(form)
