@@ -1,0 +1,1 @@
+"""First floor: engine requests in, token deltas out. Knows no HTTP server."""

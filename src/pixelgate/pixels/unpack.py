@@ -1,0 +1,92 @@
+"""The inverse of the executor: a tensor back to the picture it was made from.
+
+What comes out is the view after its resize, which is what the model would have seen; the resize itself loses
+information and is not undone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pixelgate.errors import KernelError
+from pixelgate.pixels.affine import NUMPY_DTYPES, Affine
+from pixelgate.pixels.plan import ImagePlan
+
+Invert = Callable[[NDArray[Any], int], NDArray[np.uint8]]
+
+
+def unpack(plan: ImagePlan, tensor: NDArray[Any]) -> NDArray[np.uint8]:
+    """The plan's view as uint8 [height, width, 3], from the ``tensor`` that `execute` made of it.
+
+    Every value becomes the 8-bit value whose table entry is nearest: exact for float32 and uint8. A 16-bit
+    float table may hold one number twice; then either of its two 8-bit values comes out, and packing the
+    picture again gives the same tensor all the same. Of the temporal copies the first is read. Raises
+    KernelError when shape or dtype do not fit the plan.
+    """
+    (height, width), layout = plan.views[0].resize, plan.layout
+    block = layout.patch * layout.merge
+    if height % block or width % block or tensor.shape != plan.shape:
+        raise KernelError(
+            f"a view of {height}x{width} (height x width) in patches of {layout.patch}, merged by "
+            f"{layout.merge}, has shape {plan.shape}, but the array has shape {tensor.shape}"
+        )
+    dtype = next((name for name, known in NUMPY_DTYPES.items() if tensor.dtype == known), None)
+    if dtype is None:
+        raise KernelError(f"dtype {str(tensor.dtype)!r} is not one of {', '.join(NUMPY_DTYPES)}")
+
+    invert = _inverse(plan.affine, dtype)
+    rows, columns = height // block, width // block
+    patch, merge = layout.patch, layout.merge
+    values = tensor.reshape(rows, columns, merge, merge, 3, layout.temporal, patch, patch)[:, :, :, :, :, 0]
+    picture = np.empty((height, width, 3), np.uint8)
+    target = picture.reshape(rows, merge, patch, columns, merge, patch, 3)
+    # One row of blocks at a time: its floats stay in the processor's cache.
+    for row in range(rows):
+        for channel in range(3):
+            target[row, ..., channel] = invert(values[row, :, :, :, channel], channel).transpose(1, 3, 0, 2, 4)
+    return picture
+
+
+def _inverse(affine: Affine, dtype: str) -> Invert:
+    if dtype == "uint8":
+        return lambda values, channel: values
+    if dtype == "float32":
+        return _float32_inverse(affine)
+    nearest = _nearest(affine, dtype)
+    return lambda values, channel: nearest[channel][values.view(np.uint16)]
+
+
+def _float32_inverse(affine: Affine) -> Invert:
+    """Read off the table's ends, so that it does not matter which rule rounded the entries between them."""
+    first, last = affine.table[:, 0], affine.table[:, 255]
+    low, high = np.minimum(first, last), np.maximum(first, last)
+    steps_per_unit = np.float32(255) / (last - first)
+
+    def invert(values: NDArray[Any], channel: int) -> NDArray[np.uint8]:
+        # fmax and fmin, not clip: they turn NaN into a number as well
+        steps = np.fmax(values, low[channel])
+        np.fmin(steps, high[channel], out=steps)
+        steps -= first[channel]
+        steps *= steps_per_unit[channel]
+        np.rint(steps, out=steps)
+        restored: NDArray[np.uint8] = steps.astype(np.uint8)
+        return restored
+
+    return invert
+
+
+@lru_cache(maxsize=8)
+def _nearest(affine: Affine, dtype: str) -> NDArray[np.uint8]:
+    """uint8 [3, 65536]: for each bit pattern of a 16-bit float the index of the nearest table entry."""
+    every = np.arange(1 << 16, dtype=np.uint16).view(NUMPY_DTYPES[dtype]).astype(np.float32)
+    nearest = np.empty((3, every.size), np.uint8)
+    for channel, table in enumerate(affine.table_as(dtype).astype(np.float32)):
+        order = np.argsort(table, kind="stable")
+        entries = table[order]
+        nearest[channel] = order[np.searchsorted((entries[1:] + entries[:-1]) / 2, every)]
+    return nearest
