@@ -1,0 +1,1 @@
+"""Tools for testing what talks to engines, usable by other projects too."""

@@ -1,0 +1,247 @@
+"""What the vLLM client makes of engines that refuse, fail, vanish or die, and of its own end."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import socket
+import subprocess
+import sys
+from dataclasses import replace
+
+import grpc
+import pytest
+from engine_requests import BFLOAT16, FACTS, answer, free_port, request, until
+from grpc_health.v1 import health, health_pb2_grpc
+from scripted_vllm import chunk, client, complete, scripted
+
+from pixelgate.engines.vllm_grpc import VllmGrpcEngine
+from pixelgate.errors import (
+    EngineError,
+    EngineTimeoutError,
+    EngineUnavailableError,
+    EngineUnreachableError,
+    RequestError,
+    TooLargeError,
+)
+from pixelgate.testing.strict_engine import StrictEngine
+
+REPLY = (10, 11, 12, 999)
+
+
+@pytest.fixture
+def subprocess_engine(tmp_path):
+    """Starts the strict engine as a command; gives its process and its address."""
+    config = {"model_type": "qwen2_5_vl", "vocab_size": 1000, "image_token_id": 900, "eos_token_id": 999}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    processor = {"patch_size": 2, "merge_size": 2, "temporal_patch_size": 2}
+    (tmp_path / "preprocessor_config.json").write_text(json.dumps(processor))
+    command = [sys.executable, "-m", "pixelgate.testing.strict_engine", "--checkpoint", str(tmp_path), "--port", "0"]
+    process = subprocess.Popen([*command, "--delay", "0.05", "--reply", "x" * 400], stdout=subprocess.PIPE, text=True)
+    with process:
+        yield process, process.stdout.readline().strip()
+        process.kill()
+
+
+async def test_a_refusal_is_told_in_our_words_and_logged_in_the_engines(caplog):
+    bad = request("uint8")
+    bad = replace(bad, images=replace(bad.images, hashes=("x", "y")))
+    async with StrictEngine(FACTS) as server, client(server.url) as engine:
+        with pytest.raises(RequestError) as caught:
+            await answer(engine, bad)
+        assert not server.running
+    assert "hex digits" not in str(caught.value)
+    assert "64 lowercase hex digits" in caplog.text
+    assert "x" * 2000 not in caplog.text
+    assert not server.aborted
+
+
+@pytest.mark.parametrize(
+    ("status", "expected"),
+    [
+        (grpc.StatusCode.INVALID_ARGUMENT, RequestError),
+        (grpc.StatusCode.UNAVAILABLE, EngineUnavailableError),
+        (grpc.StatusCode.DEADLINE_EXCEEDED, EngineTimeoutError),
+        (grpc.StatusCode.NOT_FOUND, EngineError),
+        (grpc.StatusCode.INTERNAL, EngineError),
+        (grpc.StatusCode.RESOURCE_EXHAUSTED, EngineUnavailableError),
+    ],
+)
+async def test_every_status_has_its_error(status, expected, caplog):
+    async with scripted([chunk(1)], status) as (engine, servicer):
+        with pytest.raises(expected) as caught:
+            await answer(engine, request())
+    assert type(caught.value) is expected  # above all: never EngineUnreachableError once the request was sent
+    assert "secret" not in str(caught.value)
+    assert caught.value.__cause__ is None
+    assert "secret words" in caplog.text
+    assert servicer.calls == 1
+
+
+async def test_a_message_above_the_engines_limit_is_too_large():
+    async with scripted() as (engine, servicer):
+        with pytest.raises(TooLargeError, match="fewer or smaller pictures"):
+            await answer(engine, request("bfloat16", grids=((40, 60),)))
+    assert servicer.calls == 0
+
+
+@pytest.mark.parametrize(
+    ("messages", "complaint"),
+    [
+        ([], "before it was complete"),
+        ([chunk(1)], "before it was complete"),
+        ([chunk(1), complete(finish_reason="error")], "with an error"),
+        ([complete(output_ids=[1])], "with an error"),
+    ],
+)
+async def test_an_answer_without_a_proper_end_is_an_error(messages, complaint):
+    async with scripted(messages) as (engine, _):
+        with pytest.raises(EngineError, match=complaint):
+            await answer(engine, request())
+
+
+async def test_an_engine_that_is_too_slow_misses_the_deadline():
+    async with StrictEngine(FACTS, delay=5) as server, client(server.url, generate_timeout=0.1) as engine:
+        with pytest.raises(EngineTimeoutError):
+            await answer(engine, request())
+        await until(lambda: server.cancelled == ["r-1"])
+
+
+async def test_an_engine_that_is_down_is_unreachable_and_used_again_when_it_is_back():
+    port = free_port()
+    async with client(f"vllm+grpc://127.0.0.1:{port}") as engine:
+        for call in (engine.describe, lambda: answer(engine, request())):
+            with pytest.raises(EngineUnreachableError) as caught:
+                await call()
+            assert str(port) not in str(caught.value)
+        assert not await engine.healthy()
+        async with StrictEngine(FACTS, reply_ids=REPLY, port=port) as server:
+            await until(engine.healthy)
+            assert (await answer(engine, request()))[-1].finish_reason == "stop"
+        assert len(server.requests) == 1
+
+
+async def test_an_address_that_does_not_answer_is_unreachable_in_time():
+    with socket.create_server(("127.0.0.1", 0)) as silent:  # connections are taken, and then nothing is said
+        async with client(f"vllm+grpc://127.0.0.1:{silent.getsockname()[1]}", connect_timeout=0.1) as engine:
+            with pytest.raises(EngineUnreachableError):
+                await answer(engine, request())
+
+
+async def test_an_engine_that_warms_up_is_unavailable_and_gets_nothing():
+    async with StrictEngine(FACTS) as server, client(server.url) as engine:
+        await server.set_serving(False)
+        with pytest.raises(EngineUnavailableError, match="not ready"):
+            await engine.describe()
+        assert not await engine.healthy()
+        with pytest.raises(EngineUnreachableError, match="not ready"):
+            await answer(engine, request())
+        assert not server.requests
+        await server.set_serving(True)
+        assert await engine.healthy()
+
+
+async def test_an_engine_that_came_back_with_other_pixels_gets_nothing():
+    port = free_port()
+    async with client(f"vllm+grpc://127.0.0.1:{port}") as engine:
+        async with StrictEngine(FACTS, port=port):
+            await answer(engine, request("uint8"))
+        async with StrictEngine(BFLOAT16, port=port) as server:
+            await until(engine.healthy)
+            with pytest.raises(EngineUnreachableError, match="another form"):
+                await answer(engine, request("uint8"))
+            assert not server.requests
+            await answer(engine, request("bfloat16"))
+
+
+async def test_a_server_that_is_no_vllm_is_an_engine_error():
+    server = grpc.aio.server()
+    port = server.add_insecure_port("127.0.0.1:0")
+    await server.start()
+    async with client(f"vllm+grpc://127.0.0.1:{port}") as engine:
+        with pytest.raises(EngineError):
+            await engine.describe()
+        assert not await engine.healthy()
+    await server.stop(None)
+
+
+async def test_questions_that_an_engine_calls_invalid_or_answers_late_are_the_engines_fault():
+    class Odd(health.aio.HealthServicer):
+        async def Check(self, request, context):
+            if late:
+                await asyncio.sleep(5)
+            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, "what?")
+
+    server = grpc.aio.server()
+    health_pb2_grpc.add_HealthServicer_to_server(Odd(), server)
+    port = server.add_insecure_port("127.0.0.1:0")
+    await server.start()
+    async with client(f"vllm+grpc://127.0.0.1:{port}", call_timeout=0.1) as engine:
+        late = False
+        with pytest.raises(EngineError, match="questions about itself"):
+            await engine.describe()
+        late = True
+        with pytest.raises(EngineUnavailableError, match="in time"):
+            await engine.describe()
+    await server.stop(None)
+
+
+async def test_an_engine_that_dies_in_the_middle_is_unavailable_but_was_reached(subprocess_engine):
+    process, url = subprocess_engine
+    async with client(url) as engine:
+        deltas = engine.generate(request("bfloat16"))
+        assert (await anext(deltas)).token_ids == (ord("x"),)
+        process.kill()
+        with pytest.raises(EngineUnavailableError) as caught:
+            await anext(deltas)
+        assert type(caught.value) is EngineUnavailableError
+        assert not await engine.healthy()
+
+
+async def test_closing_the_client_ends_its_requests():
+    async with StrictEngine(FACTS, delay=5) as server, client(server.url) as engine:
+        task = asyncio.create_task(answer(engine, request()))
+        await until(lambda: server.running)
+        await engine.close()
+        with pytest.raises(EngineUnavailableError, match="closed"):
+            await task
+        await until(lambda: not server.running)
+
+
+async def test_closing_the_client_ends_its_attempt_to_connect():
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        engine = VllmGrpcEngine(f"vllm+grpc://127.0.0.1:{silent.getsockname()[1]}")
+        task = asyncio.create_task(answer(engine, request()))
+        await asyncio.sleep(0.05)
+        await engine.close()
+        with pytest.raises(EngineUnreachableError):
+            await task
+
+
+@pytest.mark.parametrize("ask", ["describe", "generate"])
+async def test_closing_the_client_ends_its_questions(ask):
+    asked = asyncio.Event()
+
+    class Slow(health.aio.HealthServicer):
+        async def Check(self, request, context):
+            asked.set()
+            await asyncio.sleep(5)
+
+    server = grpc.aio.server()
+    health_pb2_grpc.add_HealthServicer_to_server(Slow(), server)
+    port = server.add_insecure_port("127.0.0.1:0")
+    await server.start()
+    engine = VllmGrpcEngine(f"vllm+grpc://127.0.0.1:{port}")
+    task = asyncio.create_task(engine.describe() if ask == "describe" else answer(engine, request()))
+    await asked.wait()
+    await engine.close()
+    with pytest.raises(EngineUnavailableError, match="closed"):
+        await task
+    asked.clear()
+    task = asyncio.create_task(engine.describe())  # used again, it connects again
+    await asked.wait()
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    await engine.close()
+    await server.stop(None)
