@@ -120,7 +120,7 @@ def test_the_byte_cap_comes_before_decoding(monkeypatch: pytest.MonkeyPatch) -> 
     def never(*_: object, **__: object) -> bytes:
         raise AssertionError("decoded a payload above the cap")
 
-    monkeypatch.setattr("pixelgate.media.source.binascii.a2b_base64", never)
+    monkeypatch.setattr("pixelgate.media.source.pybase64.b64decode", never)
     with pytest.raises(TooLargeError):
         decoded("data:;base64," + "A" * 2000, MediaPolicy(max_bytes=1000))
 

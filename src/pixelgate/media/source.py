@@ -6,13 +6,13 @@ same text as another host.
 
 from __future__ import annotations
 
-import binascii
 import ipaddress
 import re
 from dataclasses import dataclass, field
 from urllib.parse import quote, urljoin
 
 import numpy as np
+import pybase64
 
 from pixelgate.errors import MediaError, TooLargeError
 from pixelgate.media.policy import MediaPolicy
@@ -145,8 +145,8 @@ def _forgiving_base64(text: str) -> bytes:
 
 
 def _strict_base64(text: str | bytes) -> bytes:
-    # Without strict_mode every unknown character is dropped in silence.
-    return binascii.a2b_base64(text, strict_mode=True)
+    # Without validate every unknown character is dropped in silence.
+    return pybase64.b64decode(text, validate=True)
 
 
 def _ascii(text: str) -> bytes:
