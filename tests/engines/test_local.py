@@ -224,6 +224,16 @@ async def test_the_first_picture_is_told_before_the_second_is_read(recognized):
         assert recognized == [1]
 
 
+async def test_tensors_are_not_read_after_the_first_delta(recognized):
+    sent = request(flat(1), flat(2))
+    async with aclosing(new_engine().generate(sent)) as deltas:
+        answer = [await anext(deltas)]
+        for part in sent.images.tensors[0].parts:
+            part[...] = pack(flat(99))
+        answer += [delta async for delta in deltas]
+    assert text_of(answer) == "Picture 1:\nnumber 1\n\nPicture 2:\nnumber 2"
+
+
 async def test_closing_the_iterator_leaves_the_rest_unread(recognized):
     engine = new_engine()
     async with aclosing(engine.generate(request(flat(1), flat(2)))) as deltas:

@@ -148,9 +148,14 @@ def test_a_top_p_of_zero_is_not_mistaken_for_none():
     assert 0 < decoded(request(top_p=0.0)).sampling_params.top_p < 1e-5
 
 
+@pytest.mark.parametrize("all_tokens", [-1, 0])
+def test_a_top_k_that_means_all_tokens_arrives_as_that(all_tokens):
+    assert decoded(request(top_k=all_tokens)).sampling_params.top_k == 0
+
+
 @pytest.mark.parametrize(
     ("name", "value"),
-    [("seed", 1 << 31), ("top_k", -1), ("max_tokens", 1 << 32), ("stop_token_ids", (-1,)), ("repetition_penalty", 0.0)],
+    [("seed", 1 << 31), ("top_k", -2), ("max_tokens", 1 << 32), ("stop_token_ids", (-1,)), ("repetition_penalty", 0.0)],
 )
 def test_a_value_that_the_protocol_cannot_carry_is_the_clients_mistake(name, value):
     with pytest.raises(RequestError, match=name) as caught:

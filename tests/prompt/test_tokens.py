@@ -177,6 +177,16 @@ def test_streamed_tokens_of_any_kind_give_the_whole_decode(tokenizer, chunks, sk
     assert "".join(pieces) + rest == tokenizer.decode(ids, skip_special_tokens=skip)
 
 
+def test_tokens_that_end_an_answer_are_no_part_of_it(tokenizer):
+    end = tokenizer.special_ids["<|im_end|>"]
+    word = tokenizer.encode_text("receipt")
+    detokenizer = Detokenizer(tokenizer, skip_special_tokens=False, stop_ids=[end, word[-1]])
+    assert detokenizer.push([*tokenizer.encode_text("A "), *word, end]) == tokenizer.decode(
+        [*tokenizer.encode_text("A "), *word[:-1]]
+    )
+    assert Detokenizer(tokenizer, skip_special_tokens=False).push([end]) == "<|im_end|>"
+
+
 def test_half_a_character_is_held_back_until_it_is_whole_or_the_end(tokenizer):
     ids = tokenizer.encode_text("😀")
     assert len(ids) == 4

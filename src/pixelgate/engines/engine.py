@@ -107,7 +107,10 @@ class Engine(Protocol):
         """Whether the engine takes requests now. Never raises."""
 
     def generate(self, request: EngineRequest) -> AsyncIterator[Delta]:
-        """Send one request, yield its deltas. Closing the iterator aborts the request on the engine."""
+        """Send one request, yield its deltas. Closing the iterator aborts the request on the engine.
+
+        The tensors are read before the first delta is yielded: their memory may be another request's after that.
+        """
 
     async def close(self) -> None:
         """Give the connection back."""

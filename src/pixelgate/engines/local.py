@@ -13,7 +13,7 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -35,7 +35,7 @@ _THREADS = 2
 _NARROWEST = 1 / 8
 
 Recognize = Callable[[NDArray[np.uint8]], list[str]]
-Picture = tuple[ImagePlan, NDArray[Any]]
+_T = TypeVar("_T")
 
 
 class ReaderEngine:
@@ -65,7 +65,7 @@ class ReaderEngine:
     async def warm(self) -> None:
         """Load the models and read one word: a second that the first request need not wait for."""
         if not self._warm:
-            await self._read(_sample)
+            await self._on_thread(lambda: self._recognize(_sample()))
             self._warm = True
 
     async def describe(self) -> EngineFacts:
@@ -84,8 +84,8 @@ class ReaderEngine:
 
     async def generate(self, request: EngineRequest) -> AsyncIterator[Delta]:
         """Yield each picture's text as soon as it has been read, a token at a time."""
-        images = request.images
-        pictures = tuple(zip(images.plans, images.tensors[0].parts, strict=True)) if images else ()
+        # Unpacked before the first delta: after it the tensors' memory may be another request's.
+        pictures = [await self._on_thread(partial(unpack, plan, part)) for plan, part in _tensors(request)]
         limit = request.sampling.max_tokens or math.inf
         prompt_tokens, sent = len(request.token_ids), 0
         for number in range(max(len(pictures), 1)):
@@ -103,31 +103,36 @@ class ReaderEngine:
         self._closed = True
         await asyncio.to_thread(self._thread.shutdown)
 
-    async def _paragraph(self, pictures: Sequence[Picture], number: int) -> str:
+    async def _paragraph(self, pictures: Sequence[NDArray[np.uint8]], number: int) -> str:
         if not pictures:
             return NO_PICTURE
-        lines = await self._read(partial(unpack, *pictures[number]))
+        lines = await self._on_thread(partial(self._recognize, pictures[number]))
         if len(pictures) == 1:
             return "\n".join(("I read in the picture:", "", *lines)) if lines else NO_TEXT
         gap = "\n\n" if number else ""
         return gap + "\n".join((f"Picture {number + 1}:", *(lines or [NO_TEXT])))
 
-    async def _read(self, make_picture: Callable[[], NDArray[np.uint8]]) -> list[str]:
-        """The lines of text in a picture, which is made and read in the reader's thread."""
+    async def _on_thread(self, work: Callable[[], _T]) -> _T:
+        """Do ``work`` in the reader's thread."""
 
-        def work() -> list[str]:
+        def guarded() -> _T:
             self._require_open()
             try:
-                return self._recognize(make_picture())
+                return work()
             except Exception as failure:
                 raise EngineError("The reader failed on a picture.") from failure
 
         self._require_open()
-        return await asyncio.get_running_loop().run_in_executor(self._thread, work)
+        return await asyncio.get_running_loop().run_in_executor(self._thread, guarded)
 
     def _require_open(self) -> None:
         if self._closed:
             raise EngineUnavailableError("The reader has been closed.")
+
+
+def _tensors(request: EngineRequest) -> list[tuple[ImagePlan, NDArray[Any]]]:
+    images = request.images
+    return list(zip(images.plans, images.tensors[0].parts, strict=True)) if images else []
 
 
 def _load_recognizer() -> Recognize:

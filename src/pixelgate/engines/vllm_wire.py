@@ -64,6 +64,9 @@ def _sampling(sampling: Sampling) -> pb.SamplingParams:
     # 0 reads as unset on the engine's side, which would mean the opposite of what was asked for.
     if values["top_p"] == 0:
         values["top_p"] = _SMALLEST_TOP_P
+    # Clients and checkpoints write -1 for "all tokens"; the field is unsigned and has 0 for it.
+    if values["top_k"] == -1:
+        values["top_k"] = 0
     if values["repetition_penalty"] == 0:
         raise RequestError("repetition_penalty must be greater than 0.", param="repetition_penalty")
     name = "stop_token_ids"

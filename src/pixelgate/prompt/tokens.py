@@ -101,12 +101,13 @@ class Detokenizer:
 
     A character whose bytes are not complete is held back, though not for more than 64 tokens. A token is decoded
     together with those before it, because some vocabularies write the space between two words only where something
-    stands before it.
+    stands before it. ``stop_ids`` are tokens that end an answer and are no part of it, special or not.
     """
 
-    def __init__(self, tokenizer: Tokenizer, skip_special_tokens: bool = True) -> None:
+    def __init__(self, tokenizer: Tokenizer, skip_special_tokens: bool = True, *, stop_ids: Iterable[int] = ()) -> None:
         self._tokenizer = tokenizer
-        self._skipped = frozenset(tokenizer.special_ids.values() if skip_special_tokens else ())
+        special = tokenizer.special_ids.values() if skip_special_tokens else ()
+        self._skipped = frozenset((*special, *stop_ids))
         self._before: list[int] = []  # ids whose text has been given out; enough of them to decode what follows
         self._ids: list[int] = []  # ids since then
         self._given = 0  # characters of decode(_before + _ids) given out
