@@ -1,0 +1,1 @@
+"""Top floor: the only one that knows HTTP."""

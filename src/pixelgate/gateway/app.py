@@ -1,0 +1,108 @@
+"""Routes and lifespan of the gateway. The route that does the work is in completions.py, what it does in chat.py."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import AsyncIterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import AsyncExitStack, asynccontextmanager
+
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from pixelgate.engines.engine import EngineFacts
+from pixelgate.errors import RequestError
+from pixelgate.gateway.chat import Services
+from pixelgate.gateway.completions import PATH, ChatCompletions
+from pixelgate.gateway.metrics import Metrics
+from pixelgate.gateway.replies import as_json, error_object
+from pixelgate.gateway.served import ServedModel
+from pixelgate.gateway.settings import GatewaySettings
+from pixelgate.media.fetch import Fetcher
+from pixelgate.pixels.buffers import BufferPool
+
+log = logging.getLogger(__name__)
+
+
+def create_app(settings: GatewaySettings, models: Sequence[ServedModel]) -> Starlette:
+    """The ASGI application, to be run once. Engines are connected when it starts; ConfigError ends the start."""
+    gateway = _Gateway(settings, models)
+    return Starlette(
+        routes=[
+            Route(PATH, gateway.chat_completions, methods=["POST"]),
+            Route("/v1/models", gateway.list_models),
+            Route("/health", gateway.health),
+            Route("/metrics", gateway.show_metrics),
+        ],
+        lifespan=gateway.lifespan,
+        exception_handlers={HTTPException: _not_found},
+    )
+
+
+class _Gateway:
+    """The routes, and what they share."""
+
+    def __init__(self, settings: GatewaySettings, models: Sequence[ServedModel]) -> None:
+        self._settings = settings
+        self._models = {model.name: model for model in models}
+        self._facts: dict[str, EngineFacts] = {}
+        self._started = int(time.time())
+        self._services = Services(
+            settings=settings,
+            fetcher=Fetcher(settings.media),
+            workers=ThreadPoolExecutor(settings.workers, thread_name_prefix="pixelgate-worker"),
+            buffers=BufferPool(settings.buffer_bytes),
+            metrics=Metrics(),
+        )
+        self.chat_completions = ChatCompletions(self._services, self._models, self._facts)
+
+    @asynccontextmanager
+    async def lifespan(self, app: Starlette) -> AsyncIterator[None]:
+        """Open what requests share, connect the engines, and close it all in reverse."""
+        async with AsyncExitStack() as stack:
+            stack.callback(self._services.workers.shutdown, cancel_futures=True)
+            await stack.enter_async_context(self._services.fetcher)
+            for model in self._models.values():
+                stack.push_async_callback(model.fleet.close)
+            for name, model in self._models.items():
+                facts = await model.connect(self._settings.engine_wait)
+                self._facts[name] = facts
+                log.info("model %s is ready; its engines want %s pixels", name, facts.pixel_dtype)
+            yield
+
+    async def list_models(self, request: Request) -> Response:
+        """GET /v1/models."""
+        models = [
+            {
+                "id": name,
+                "object": "model",
+                "created": self._started,
+                "owned_by": "pixelgate",
+                "max_model_len": self._facts[name].max_context,
+            }
+            for name in self._models
+        ]
+        return as_json({"object": "list", "data": models})
+
+    async def health(self, request: Request) -> Response:
+        """GET /health: 200 when every model has an engine that takes requests, else 503."""
+        healthy = await asyncio.gather(*(model.fleet.healthy() for model in self._models.values()))
+        states = dict(zip(self._models, healthy, strict=True))
+        status = 200 if all(healthy) else 503
+        return as_json({"status": "ok" if all(healthy) else "unavailable", "models": states}, status=status)
+
+    async def show_metrics(self, request: Request) -> Response:
+        """GET /metrics, in Prometheus' text format."""
+        return Response(self._services.metrics.exposition(), media_type="text/plain; version=0.0.4")
+
+
+async def _not_found(request: Request, failure: Exception) -> Response:
+    assert isinstance(failure, HTTPException)
+    known = {404: "there is nothing at this path", 405: "this path does not take that method"}
+    error = RequestError(known.get(failure.status_code, "the request cannot be answered"))
+    return as_json(error_object(error), status=failure.status_code, headers=failure.headers)

@@ -1,0 +1,269 @@
+"""THE pipeline: from a chat request to a stream of text. Start reading here.
+
+    fetch -> header -> plan -> decode + execute -> render and expand -> check -> engine -> detokenize
+
+Work on pictures runs on the workers' threads, all pictures of a request at once; the first error cancels the rest.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import time
+from collections.abc import AsyncGenerator, Callable, Coroutine, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import aclosing, contextmanager
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+from numpy.typing import NDArray
+
+from pixelgate.engines.engine import EngineFacts, EngineRequest, Images, Span
+from pixelgate.errors import ImageRefusedError, PixelgateError, RequestError, TooLargeError
+from pixelgate.gateway.check import check
+from pixelgate.gateway.messages import for_template, references
+from pixelgate.gateway.metrics import Metrics, Phases
+from pixelgate.gateway.sampling import sampling
+from pixelgate.gateway.served import ServedModel
+from pixelgate.gateway.settings import GatewaySettings
+from pixelgate.gateway.wire import ChatRequest
+from pixelgate.media import source
+from pixelgate.media.fetch import Fetcher
+from pixelgate.pixels.buffers import BufferPool
+from pixelgate.pixels.plan import ImagePlan, execute
+from pixelgate.prompt.expand import Prompt, build
+from pixelgate.prompt.stops import StopStrings
+from pixelgate.prompt.tokens import Detokenizer
+
+_T = TypeVar("_T")
+
+
+@dataclass(frozen=True)
+class Services:
+    """What all requests share."""
+
+    settings: GatewaySettings
+    fetcher: Fetcher
+    workers: ThreadPoolExecutor
+    buffers: BufferPool
+    metrics: Metrics
+
+    async def on_worker(self, work: Callable[..., _T], *arguments: Any) -> _T:
+        """Run ``work`` on a worker's thread."""
+        return await asyncio.get_running_loop().run_in_executor(self.workers, work, *arguments)
+
+
+@dataclass
+class Chat:
+    """One request on its way, and what its answer reports of it."""
+
+    id: str
+    request: ChatRequest
+    model: ServedModel
+    facts: EngineFacts
+    phases: Phases
+    plans: tuple[ImagePlan, ...] = ()
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
+    finish_reason: str = "stop"
+    pixels: list[NDArray[Any]] = field(default_factory=list)
+
+    @property
+    def image_tokens(self) -> int:
+        """Prompt tokens that stand for pictures."""
+        return sum(plan.tokens for plan in self.plans)
+
+
+@dataclass(frozen=True)
+class Picture:
+    """A picture of the request: its encoded bytes, what they will become, and their identity."""
+
+    param: str
+    data: bytes
+    plan: ImagePlan
+    hash: str
+
+
+async def prepare(chat: Chat, services: Services) -> EngineRequest:
+    """Everything before the engine: pictures to tensors, messages to token ids, and the check that they agree."""
+    wanted = list(references(chat.request.messages))
+    limit = services.settings.media.max_images
+    if chat.facts.max_images is not None:
+        limit = min(limit, chat.facts.max_images)
+    if len(wanted) > limit:
+        raise RequestError(f"the request has {len(wanted)} pictures; at most {limit} are allowed", param="messages")
+
+    with chat.phases.measure("fetch"):
+        pictures = await together(obtain(chat, services, param, reference) for param, reference in wanted)
+    chat.plans = tuple(picture.plan for picture in pictures)
+    admit(chat, services)
+
+    with chat.phases.measure("preprocess"):
+        chat.pixels = await together(tensor(chat, services, picture) for picture in pictures)
+
+    with chat.phases.measure("render"):
+        prompt = await services.on_worker(render, chat)
+    chat.prompt_tokens = len(prompt.token_ids)
+    if chat.facts.max_context is not None and chat.prompt_tokens >= chat.facts.max_context:
+        raise RequestError(
+            f"the prompt has {chat.prompt_tokens} tokens, {chat.image_tokens} of them for pictures; "
+            f"this model takes fewer than {chat.facts.max_context}",
+            param="messages",
+        )
+    request = EngineRequest(
+        request_id=chat.id,
+        token_ids=prompt.token_ids,
+        sampling=sampling(chat.request, chat.model.processor.checkpoint.generation),
+        images=images(chat, prompt, pictures) if pictures else None,
+        stream=bool(chat.request.stream),
+    )
+    check(request, chat.facts, chat.model.processor.family.placeholder_id)
+    return request
+
+
+async def answer(chat: Chat, request: EngineRequest, services: Services) -> AsyncGenerator[str, None]:
+    """Yield the answer's text; ``chat`` has its counts and finish reason afterwards. Closing it aborts the request."""
+    detokenizer = Detokenizer(
+        chat.model.tokenizer, request.sampling.skip_special_tokens, stop_ids=ending_ids(chat, request)
+    )
+    cut = StopStrings(request.sampling.stop)
+    sent = time.perf_counter()
+    first = True
+    async with aclosing(chat.model.fleet.generate(request)) as deltas:
+        async for delta in deltas:
+            if first:
+                chat.phases.add("first_token", time.perf_counter() - sent)
+                give_back(chat, services)  # an engine that answers has read the tensors
+                first = False
+            chat.prompt_tokens = delta.prompt_tokens or chat.prompt_tokens
+            chat.completion_tokens = delta.completion_tokens
+            text = detokenizer.push(delta.token_ids)
+            if delta.finish_reason:
+                chat.finish_reason = delta.finish_reason
+                text += detokenizer.flush()
+            text, stopped = cut.push(text)
+            if delta.finish_reason and not stopped:
+                text += cut.flush()
+            if text:
+                yield text
+            if stopped:
+                chat.finish_reason = "stop"
+                return
+
+
+def ending_ids(chat: Chat, request: EngineRequest) -> tuple[int, ...]:
+    """The tokens that end this answer; like vLLM, the gateway leaves them out of its text."""
+    checkpoint = chat.model.processor.checkpoint
+    return (*request.sampling.stop_token_ids, *(() if request.sampling.ignore_eos else checkpoint.eos_token_ids))
+
+
+async def obtain(chat: Chat, services: Services, param: str, reference: str) -> Picture:
+    """Fetch a picture and plan it from its header; no pixel is decoded."""
+    policy, processor, dtype = services.settings.media, chat.model.processor, chat.facts.pixel_dtype
+    largest = chat.facts.max_embeddings_per_image
+
+    def look(data: bytes) -> Picture:
+        header = processor.header(data)
+        plan = processor.plan(height=header.height, width=header.width)
+        if largest is not None and plan.tokens > largest:
+            raise ImageRefusedError(
+                f"a picture of {plan.width}x{plan.height} takes {plan.tokens} tokens; "
+                f"the engine accepts at most {largest} for one picture"
+            )
+        identity = hashlib.sha256(f"{processor.fingerprint}:{dtype}:{plan.views}:{len(data)}:".encode())
+        identity.update(data)
+        return Picture(param, data, plan, identity.hexdigest())
+
+    with naming(param):
+        where = source.parse(reference, policy)
+        if isinstance(where, source.DataSource):
+            return await services.on_worker(lambda: look(source.payload(where, policy)))
+        return await services.on_worker(look, await services.fetcher.fetch(where))
+
+
+def admit(chat: Chat, services: Services) -> None:
+    """Refuse from the plans alone what is too large together, before memory is touched."""
+    context = chat.facts.max_context
+    if context is not None and chat.image_tokens >= context:
+        raise RequestError(
+            f"the pictures alone take {chat.image_tokens} tokens; this model takes fewer than {context}",
+            param="messages",
+        )
+    nbytes = sum(plan.nbytes_as(chat.facts.pixel_dtype) for plan in chat.plans)
+    if nbytes > services.settings.max_tensor_bytes:
+        raise TooLargeError(
+            f"the request's pictures would become {nbytes} bytes of tensors; "
+            f"at most {services.settings.max_tensor_bytes} are allowed",
+            param="messages",
+        )
+
+
+async def tensor(chat: Chat, services: Services, picture: Picture) -> NDArray[Any]:
+    """Decode a picture and run its plan, on one worker, into pooled memory."""
+
+    def work() -> NDArray[Any]:
+        dtype = chat.facts.pixel_dtype
+        image = chat.model.processor.rgb(picture.data)
+        # Taken on the worker: of a request that is cancelled meanwhile nobody has the array, and nobody reuses it.
+        out = services.buffers.take(picture.plan.shape, dtype)
+        return execute(picture.plan, image, out, dtype=dtype)
+
+    with naming(picture.param):
+        made = await services.on_worker(work)
+    services.metrics.images.inc()
+    services.metrics.image_tokens.observe(picture.plan.tokens)
+    services.metrics.tensor_bytes.inc(made.nbytes)
+    return made
+
+
+def render(chat: Chat) -> Prompt:
+    """Messages to token ids, each picture's placeholder expanded."""
+    family = chat.model.processor.family
+    return build(
+        for_template(chat.request.messages),
+        chat.model.template,
+        chat.model.tokenizer,
+        placeholder=family.placeholder,
+        expansions=[family.expansion(plan) for plan in chat.plans],
+        add_generation_prompt=chat.request.add_generation_prompt is not False,
+        tools=None if chat.request.tool_choice == "none" else chat.request.tools,
+        template_kwargs=chat.request.chat_template_kwargs,
+    )
+
+
+def images(chat: Chat, prompt: Prompt, pictures: list[Picture]) -> Images:
+    """The multimodal half of the engine request."""
+    family = chat.model.processor.family
+    return Images(
+        tensors=family.tensors(chat.plans, chat.pixels),
+        spans=tuple(Span(offset, length) for offset, length in prompt.spans),
+        hashes=tuple(picture.hash for picture in pictures),
+        placeholder_id=family.placeholder_id,
+        plans=chat.plans,
+    )
+
+
+def give_back(chat: Chat, services: Services) -> None:
+    """Hand tensor memory to the next request. Only on the good way: elsewhere somebody may still be reading it."""
+    while chat.pixels:
+        services.buffers.give(chat.pixels.pop())
+
+
+async def together(work: Iterable[Coroutine[Any, Any, _T]]) -> list[_T]:
+    """Results of all, in order; the first failure cancels the rest and is raised."""
+    try:
+        async with asyncio.TaskGroup() as group:
+            tasks = [group.create_task(coroutine) for coroutine in work]
+    except BaseExceptionGroup as failures:
+        raise failures.exceptions[0] from None
+    return [task.result() for task in tasks]
+
+
+@contextmanager
+def naming(param: str) -> Iterator[None]:
+    """Errors raised inside get ``param``, the place in the request that they are about."""
+    try:
+        yield
+    except PixelgateError as error:
+        error.param = error.param or param
+        raise

@@ -1,0 +1,41 @@
+"""JSON replies, and what a client may see of an error."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+from starlette.responses import Response
+
+from pixelgate.errors import InternalError, PixelgateError
+from pixelgate.gateway.wire import error_body
+
+log = logging.getLogger(__name__)
+
+
+def as_json(value: Any, *, status: int = 200, headers: Mapping[str, str] | None = None) -> Response:
+    """A JSON response."""
+    return Response(msgspec.json.encode(value), status, headers, media_type="application/json")
+
+
+def noted(failure: Exception, request_id: str) -> PixelgateError:
+    """``failure`` as an error of ours, logged where the operator should know of it."""
+    if isinstance(failure, PixelgateError):
+        error = failure
+    else:
+        error = InternalError("an unforeseen failure")
+        error.__cause__ = failure
+    if error.status == 500:
+        log.error("%s: %s", request_id, error.message, exc_info=error)
+    elif error.status > 500:
+        log.warning("%s: %s", request_id, error.message)
+    return error
+
+
+def error_object(error: PixelgateError) -> Mapping[str, Any]:
+    """An OpenAI error object. Of what is the gateway's own fault the reason stays in the log."""
+    if error.status == 500:
+        error = InternalError("the gateway failed on this request; its log has the reason")
+    return error_body(error)

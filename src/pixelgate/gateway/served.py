@@ -1,0 +1,87 @@
+"""A model as the gateway serves it: processor, template, tokenizer and engines, checked against each other."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from dataclasses import dataclass
+
+from pixelgate.engines.connect import engine
+from pixelgate.engines.engine import EngineFacts
+from pixelgate.engines.fleet import Fleet
+from pixelgate.errors import CheckpointError, ConfigError, EngineUnavailableError
+from pixelgate.gateway.settings import GatewaySettings, ModelSettings
+from pixelgate.processor import Processor, load
+from pixelgate.prompt.template import ChatTemplate
+from pixelgate.prompt.tokens import Tokenizer
+
+_RETRY_SECONDS = 1.0
+_TEMPLATE_VARIABLES = ("bos_token", "eos_token", "pad_token", "unk_token")
+
+
+@dataclass(frozen=True)
+class ServedModel:
+    """Everything that turns a chat request into an engine request and back."""
+
+    name: str
+    processor: Processor
+    template: ChatTemplate
+    tokenizer: Tokenizer
+    fleet: Fleet
+
+    async def connect(self, wait: float) -> EngineFacts:
+        """The engines' facts, waiting up to ``wait`` seconds for them to answer; refuses engines that do not fit."""
+        deadline = time.monotonic() + wait
+        while True:
+            try:
+                facts = await self.fleet.connect()
+                break
+            except EngineUnavailableError:
+                left = deadline - time.monotonic()
+                if left <= 0:
+                    raise ConfigError(f"no engine of model {self.name!r} answered within {wait:g} seconds") from None
+                await asyncio.sleep(min(_RETRY_SECONDS, left))
+        ours = self.processor.checkpoint.model_type
+        if facts.model_type and facts.model_type != ours:
+            raise ConfigError(
+                f"the engines of model {self.name!r} serve model_type {facts.model_type!r}, "
+                f"but the checkpoint {self.processor.checkpoint.path} is {ours!r}"
+            )
+        return facts
+
+
+def open_model(settings: ModelSettings, gateway: GatewaySettings) -> ServedModel:
+    """Read a model's checkpoint and make its engines; nothing is connected. Raises CheckpointError or ConfigError."""
+    processor = load(settings.checkpoint, backend=settings.backend, rgb=gateway.media.rgb, policy=gateway.media)
+    checkpoint = processor.checkpoint
+    if checkpoint.chat_template is None:
+        raise CheckpointError(f"{checkpoint.path} has no chat template; chat requests cannot be rendered without one")
+    variables = {name: _token_text(checkpoint.tokenizer_config.get(name)) for name in _TEMPLATE_VARIABLES}
+    template = ChatTemplate(checkpoint.chat_template, {name: text for name, text in variables.items() if text})
+    tokenizer = Tokenizer.from_file(checkpoint.tokenizer_file)
+    family = processor.family
+    if family.placeholder not in tokenizer.special_ids:
+        raise CheckpointError(f"the tokenizer of {checkpoint.path} has no special token {family.placeholder!r}")
+    found = tokenizer.special_ids[family.placeholder]
+    if found != family.placeholder_id:
+        raise CheckpointError(
+            f"the tokenizer of {checkpoint.path} gives {family.placeholder!r} the id {found}, "
+            f"but config.json says {family.placeholder_id}"
+        )
+    engines = [
+        engine(
+            url,
+            encode=tokenizer.encode_text,
+            eos_token_id=next(iter(checkpoint.eos_token_ids), None),
+            model_type=checkpoint.model_type,
+        )
+        for url in settings.engines
+    ]
+    return ServedModel(settings.name, processor, template, tokenizer, Fleet(engines))
+
+
+def _token_text(value: object) -> str | None:
+    """A special token as tokenizer_config.json writes it: a string, or an object with its content."""
+    if isinstance(value, dict):
+        value = value.get("content")
+    return value if isinstance(value, str) else None

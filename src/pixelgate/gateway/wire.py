@@ -1,0 +1,225 @@
+"""The OpenAI chat types: what a request may hold, and what is answered. Validation only.
+
+Fields that would change the answer and are not supported are refused by name; unknown ones are ignored, as OpenAI
+clients send more than any server knows.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Any, Literal
+
+import msgspec
+
+from pixelgate.errors import PixelgateError, RequestError
+
+MAX_STOPS = 16
+Role = Literal["system", "developer", "user", "assistant", "tool"]
+
+
+class TextPart(msgspec.Struct, tag_field="type", tag="text", frozen=True):
+    """Text inside a message."""
+
+    text: str
+
+
+class ImageUrl(msgspec.Struct, frozen=True):
+    """A picture reference. ``detail`` is accepted and has no effect: the checkpoint's own rule decides the size."""
+
+    url: str
+    detail: str | None = None
+
+
+class ImagePart(msgspec.Struct, tag_field="type", tag="image_url", frozen=True):
+    """A picture inside a message."""
+
+    image_url: ImageUrl | str
+
+    @property
+    def url(self) -> str:
+        """The reference, in either spelling."""
+        return self.image_url if isinstance(self.image_url, str) else self.image_url.url
+
+
+class Message(msgspec.Struct, frozen=True):
+    """One turn of the conversation."""
+
+    role: Role
+    content: str | list[TextPart | ImagePart] | None = None
+    name: str | None = None
+    tool_calls: list[dict[str, Any]] | None = None
+    tool_call_id: str | None = None
+
+
+class StreamOptions(msgspec.Struct, frozen=True):
+    """Options of a streamed answer."""
+
+    include_usage: bool | None = None
+
+
+class ChatRequest(msgspec.Struct, frozen=True):
+    """The body of POST /v1/chat/completions."""
+
+    model: str
+    messages: list[Message]
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+    min_p: float | None = None
+    frequency_penalty: float | None = None
+    presence_penalty: float | None = None
+    repetition_penalty: float | None = None
+    max_tokens: int | None = None
+    max_completion_tokens: int | None = None
+    min_tokens: int | None = None
+    seed: int | None = None
+    stop: str | list[str] | None = None
+    stop_token_ids: list[int] | None = None
+    ignore_eos: bool | None = None
+    skip_special_tokens: bool | None = None
+    add_generation_prompt: bool | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+    tools: list[dict[str, Any]] | None = None
+    tool_choice: Any = None
+    n: int | None = None
+    logprobs: bool | None = None
+    top_logprobs: int | None = None
+    logit_bias: dict[str, float] | None = None
+    response_format: dict[str, Any] | None = None
+
+
+_DECODER = msgspec.json.Decoder(ChatRequest)
+_RANGES: dict[str, tuple[float, float]] = {
+    "temperature": (0.0, 2.0),
+    "top_p": (0.0, 1.0),
+    "min_p": (0.0, 1.0),
+    "frequency_penalty": (-2.0, 2.0),
+    "presence_penalty": (-2.0, 2.0),
+    "repetition_penalty": (0.01, 10.0),
+    "top_k": (-1, 1 << 30),
+    "max_tokens": (1, 1 << 30),
+    "max_completion_tokens": (1, 1 << 30),
+    "min_tokens": (0, 1 << 30),
+    "seed": (-(1 << 63), (1 << 63) - 1),
+}
+_WORDS = {
+    "str": "a string",
+    "int": "a whole number",
+    "float": "a number",
+    "bool": "true or false",
+    "array": "a list",
+    "object": "an object",
+}
+
+
+def parse_chat(body: bytes | bytearray) -> ChatRequest:
+    """Validate a request body. Raises RequestError whose ``param`` names the field."""
+    try:
+        request = _DECODER.decode(body)
+    except msgspec.ValidationError as failure:
+        raise _invalid(str(failure)) from None
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        raise RequestError("the body is not valid JSON") from None
+    if not request.messages:
+        raise RequestError("messages must hold at least one message", param="messages")
+    for i, message in enumerate(request.messages):
+        if message.content is None and message.role != "assistant":
+            raise RequestError(f"messages[{i}].content is missing", param=f"messages[{i}].content")
+    for name, (low, high) in _RANGES.items():
+        value = getattr(request, name)
+        if value is not None and not low <= value <= high:
+            raise RequestError(f"{name} must be between {low} and {high}", param=name)
+    stops = request.stop if isinstance(request.stop, list) else []
+    if len(stops) > MAX_STOPS:
+        raise RequestError(f"stop may hold at most {MAX_STOPS} strings, not {len(stops)}", param="stop")
+    if "" in stops or request.stop == "":
+        raise RequestError("a stop string must not be empty", param="stop")
+    _refuse_unsupported(request)
+    return request
+
+
+def _refuse_unsupported(request: ChatRequest) -> None:
+    text_only = request.response_format is None or request.response_format.get("type") == "text"
+    refused = {
+        "n": (request.n or 1) != 1,
+        "logprobs": bool(request.logprobs),
+        "top_logprobs": bool(request.top_logprobs),
+        "logit_bias": bool(request.logit_bias),
+        "response_format": not text_only,
+        "tool_choice": request.tool_choice not in (None, "auto", "none"),
+    }
+    for name, present in refused.items():
+        if present:
+            raise RequestError(f"{name} with this value is not supported by this gateway", param=name)
+
+
+def _invalid(failure: str) -> RequestError:
+    """msgspec's finding in our words: "... - at `$.messages[0].role`" names the place."""
+    # the last " - at " counts: the reason may quote what the client sent
+    reason, at, place = failure.rpartition(" - at ")
+    reason = reason if at else failure
+    param = place.strip("`").removeprefix("$").removeprefix(".") if at else ""
+    where = param or "the body"
+    if missing := re.fullmatch(r"Object missing required field `(\w+)`", reason):
+        field = f"{param}.{missing[1]}" if param else missing[1]
+        return RequestError(f"{field} is missing", param=field)
+    if wrong := re.fullmatch(r"Expected `([^`]+)`, got `([^`]+)`", reason):
+        expected = " or ".join(_WORDS[kind] for kind in wrong[1].split(" | ") if kind != "null")
+        return RequestError(f"{where} must be {expected}, not {_WORDS.get(wrong[2], wrong[2])}", param=param or None)
+    if param.endswith(".type"):
+        return RequestError(f"{where} must be 'text' or 'image_url'", param=param)
+    if param.endswith(".role"):
+        return RequestError(f"{where} must be system, developer, user, assistant or tool", param=param)
+    return RequestError(f"{where} is not valid", param=param or None)
+
+
+def error_body(error: PixelgateError) -> dict[str, Any]:
+    """An OpenAI error object."""
+    return {"error": {"message": error.message, "type": error.type, "param": error.param, "code": error.code}}
+
+
+def usage(prompt_tokens: int, completion_tokens: int, image_tokens: int) -> dict[str, Any]:
+    """An OpenAI usage object; the image tokens are part of the prompt's."""
+    return {
+        "prompt_tokens": prompt_tokens,
+        "completion_tokens": completion_tokens,
+        "total_tokens": prompt_tokens + completion_tokens,
+        "prompt_tokens_details": {"image_tokens": image_tokens},
+    }
+
+
+def completion(
+    request_id: str, created: int, model: str, text: str, finish_reason: str, usage: dict[str, Any]
+) -> dict[str, Any]:
+    """A ``chat.completion`` object."""
+    return {
+        "id": request_id,
+        "object": "chat.completion",
+        "created": created,
+        "model": model,
+        "choices": [
+            {
+                "index": 0,
+                "message": {"role": "assistant", "content": text},
+                "finish_reason": finish_reason,
+                "logprobs": None,
+            }
+        ],
+        "usage": usage,
+    }
+
+
+def chunk(
+    request_id: str, created: int, model: str, delta: dict[str, Any] | None, finish_reason: str | None = None
+) -> dict[str, Any]:
+    """A ``chat.completion.chunk`` object; ``delta`` None makes the one that carries only usage."""
+    choices = [] if delta is None else [{"index": 0, "delta": delta, "finish_reason": finish_reason, "logprobs": None}]
+    return {
+        "id": request_id,
+        "object": "chat.completion.chunk",
+        "created": created,
+        "model": model,
+        "choices": choices,
+    }

@@ -1,0 +1,122 @@
+"""A gateway as it runs in production: the real application under a real HTTP server, on loopback."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import inspect
+import io
+import json
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+
+import httpx
+import numpy as np
+import uvicorn
+from PIL import Image
+from prometheus_client.parser import text_string_to_metric_families
+from starlette.applications import Starlette
+
+from pixelgate.demo import CHECKPOINT
+from pixelgate.gateway.app import create_app
+from pixelgate.gateway.serve import server_config
+from pixelgate.gateway.served import open_model
+from pixelgate.gateway.settings import GatewaySettings, ModelSettings
+from pixelgate.testing.strict_engine import StrictEngine
+
+PATH = "/v1/chat/completions"
+REPLY = "The picture arrived in order."
+ENDLESS = "And so on. " * 1000
+PAD, IM_START, IM_END, EOS = 151655, 151644, 151645, 151645
+
+
+@dataclass
+class Gateway:
+    app: Starlette
+    port: int
+    client: httpx.AsyncClient
+
+    async def ask(self, content="Hello", *, model="demo", headers=None, **fields):
+        body = {"model": model, "messages": [{"role": "user", "content": content}], **fields}
+        return await self.client.post(PATH, json=body, headers=headers)
+
+    async def metric(self, name, **labels):
+        """A sample of /metrics; 0 when there is none."""
+        text = (await self.client.get("/metrics")).text
+        for family in text_string_to_metric_families(text):
+            for sample in family.samples:
+                if sample.name == name and sample.labels == labels:
+                    return sample.value
+        return 0
+
+
+def strict_engine(**settings):
+    return StrictEngine(CHECKPOINT, **{"reply": REPLY, "eos_token_ids": (EOS,), "device_normalize": True, **settings})
+
+
+@asynccontextmanager
+async def gateway(engines, **settings):
+    """``engines``: one engine's URL, for a model named demo, or a URL for each model's name."""
+    engines = {"demo": engines} if isinstance(engines, str) else engines
+    models = tuple(ModelSettings(str(CHECKPOINT), (url,), name) for name, url in engines.items())
+    settings = GatewaySettings(models=models, **{"port": 0, "workers": 2, "engine_wait": 5.0, **settings})
+    app = create_app(settings, [open_model(model, settings) for model in models])
+    server = uvicorn.Server(server_config(app, settings))
+    task = asyncio.create_task(server.serve())
+    await until(lambda: server.started)
+    port = server.servers[0].sockets[0].getsockname()[1]
+    try:
+        async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", timeout=20) as client:
+            yield Gateway(app, port, client)
+    finally:
+        server.should_exit = True
+        await task
+
+
+def picture(height, width, seed=0, form="PNG"):
+    """An encoded picture of noise, which no two seeds have in common."""
+    pixels = np.random.default_rng(seed).integers(0, 256, (height, width, 3), np.uint8)
+    file = io.BytesIO()
+    Image.fromarray(pixels).save(file, form)
+    return file.getvalue()
+
+
+def image(data):
+    """The content part of a picture: of bytes as a data URL, or of a URL."""
+    url = data if isinstance(data, str) else "data:image/png;base64," + base64.b64encode(data).decode()
+    return {"type": "image_url", "image_url": {"url": url}}
+
+
+def text(words):
+    return {"type": "text", "text": words}
+
+
+def events(body):
+    """The data of server-sent events; the last is the text [DONE] where the stream ended well."""
+    found = []
+    for block in body.removesuffix("\n\n").split("\n\n"):
+        data = block.removeprefix("event: error\n").removeprefix("data: ")
+        found.append(data if data == "[DONE]" else json.loads(data))
+    return found
+
+
+def error_of(response):
+    error = response.json()["error"]
+    assert set(error) == {"message", "type", "param", "code"}
+    return error
+
+
+def tasks():
+    """All tasks but the test's own and those in which a gRPC server waits for its next calls."""
+    others = asyncio.all_tasks() - {asyncio.current_task()}
+    return {task for task in others if not task.get_coro().__qualname__.startswith("AioServer.")}
+
+
+async def until(condition):
+    """Wait for a condition, a function that may be a coroutine's, for at most about five seconds."""
+    for _ in range(1000):
+        met = condition()
+        if await met if inspect.isawaitable(met) else met:
+            return
+        await asyncio.sleep(0.005)
+    raise AssertionError("the condition was not met in time")

@@ -1,0 +1,94 @@
+"""Every rule refuses the request that breaks it, and it alone."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from pixelgate.demo import CHECKPOINT
+from pixelgate.engines.engine import EngineFacts, EngineRequest, Images, Span
+from pixelgate.errors import InternalError
+from pixelgate.gateway.check import check
+from pixelgate.processor import load
+
+PROCESSOR = load(CHECKPOINT)
+FACTS = EngineFacts("m", "qwen2_5_vl", "float32")
+PAD = PROCESSOR.family.placeholder_id
+
+
+def good(sizes=((56, 56), (28, 84))):
+    """A request with pictures of 4 and 3 tokens in a prompt of 12."""
+    plans = tuple(PROCESSOR.plan(height=height, width=width, min_pixels=1) for height, width in sizes)
+    pixels = [np.zeros(plan.shape, np.float32) for plan in plans]
+    images = Images(
+        tensors=PROCESSOR.family.tensors(plans, pixels),
+        spans=(Span(1, 4), Span(7, 3)),
+        hashes=("a" * 64, "b" * 64),
+        placeholder_id=PAD,
+        plans=plans,
+    )
+    return EngineRequest("r", (5, *[PAD] * 4, 6, 7, *[PAD] * 3, 8, 9), images=images)
+
+
+def changed(**fields):
+    request = good()
+    return replace(request, images=replace(request.images, **fields))
+
+
+def with_tensor(index, **fields):
+    tensors = list(good().images.tensors)
+    tensors[index] = replace(tensors[index], **fields)
+    return changed(tensors=tuple(tensors))
+
+
+def with_ids(*ids):
+    return replace(good(), token_ids=ids)
+
+
+def with_part(part):
+    pixels = good().images.tensors[0]
+    return with_tensor(0, parts=(pixels.parts[0], part))
+
+
+def test_what_agrees_passes():
+    check(good(), FACTS, PAD)
+    check(EngineRequest("r", (5, 6)), FACTS, PAD)
+
+
+@pytest.mark.parametrize(
+    ("request_", "reason"),
+    [
+        (EngineRequest("r", (5, PAD, 6)), "a placeholder stands in a prompt without pictures"),
+        (changed(placeholder_id=PAD + 1), f"the placeholder is {PAD + 1}, not {PAD}"),
+        (changed(spans=(Span(1, 4),)), "differ in number"),
+        (changed(hashes=("a" * 64,)), "differ in number"),
+        (changed(plans=good().images.plans[:1]), "differ in number"),
+        (with_tensor(0, parts=good().images.tensors[0].parts[:1]), "differ in number"),
+        (with_tensor(1, parts=good().images.tensors[1].parts[:1]), "differ in number"),
+        (with_tensor(2, parts=good().images.tensors[2].parts * 2), "differ in number"),
+        (changed(spans=(Span(7, 3), Span(1, 4))), "embeds 3 tokens where its plan says 4"),
+        (changed(spans=(Span(1, 4), Span(4, 6))), "spans overlap"),
+        (changed(spans=(Span(-1, 6), Span(7, 3))), "spans overlap"),
+        (changed(spans=(Span(1, 0), Span(7, 3))), "spans overlap or are empty"),
+        (changed(spans=(Span(1, 3), Span(7, 3))), "embeds 3 tokens where its plan says 4"),
+        (changed(spans=(Span(2, 4), Span(7, 3))), "embeds 3 tokens where its plan says 4"),
+        (changed(spans=(Span(1, 4), Span(7, 6))), "a span ends outside the prompt"),
+        (with_ids(5, *[PAD] * 4, 6, 7, *[PAD] * 3, 8, PAD), "a placeholder stands outside every span"),
+        (with_ids(5, *[PAD] * 4, 6, 7, PAD, 7, PAD, 8, 9), "embeds 2 tokens where its plan says 3"),
+        (with_tensor(0, dtype="uint8"), "pixels are uint8 where the engine wants float32"),
+        (with_part(np.zeros((12, 1176), np.uint8)), r"a tensor is uint8\[12, 1176\]"),
+        (with_part(np.zeros((8, 1176), np.float32)), r"float32\[8, 1176\] where its plan says \[12, 1176\]"),
+        (with_part(np.zeros((12, 588), np.float32)), r"float32\[12, 588\] where its plan says"),
+    ],
+)
+def test_what_does_not_agree_is_never_sent(request_, reason):
+    with pytest.raises(InternalError, match=reason) as caught:
+        check(request_, FACTS, PAD)
+    assert caught.value.status == 500
+
+
+def test_an_engine_that_wants_other_pixels():
+    with pytest.raises(InternalError, match="pixels are float32 where the engine wants bfloat16"):
+        check(good(), replace(FACTS, pixel_dtype="bfloat16"), PAD)

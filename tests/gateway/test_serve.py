@@ -1,0 +1,92 @@
+"""The process: how it starts, refuses to start, and ends."""
+
+from __future__ import annotations
+
+import asyncio
+import ctypes
+import re
+import signal
+import socket
+import sys
+from contextlib import asynccontextmanager
+
+import httpx
+import pytest
+from running import PATH, strict_engine
+
+from pixelgate.demo import CHECKPOINT
+from pixelgate.errors import ConfigError
+from pixelgate.gateway import serve
+from pixelgate.gateway.settings import GatewaySettings, ModelSettings
+
+
+@asynccontextmanager
+async def process(url, port=0):
+    """`pixelgate serve` as (process, its port, the log so far)."""
+    command = (sys.executable, "-m", "pixelgate.cli", "serve", str(CHECKPOINT), "--engine", url, "--port", str(port))
+    running = await asyncio.create_subprocess_exec(*command, stderr=asyncio.subprocess.PIPE)
+    log, port = [], 0
+    try:
+        while not port and (line := await asyncio.wait_for(running.stderr.readline(), 20)):
+            log.append(line.decode())
+            if found := re.search(r"running on http://127\.0\.0\.1:(\d+)", log[-1]):
+                port = int(found[1])
+        yield running, port, log
+    finally:
+        if running.returncode is None:
+            running.kill()
+            await running.wait()
+
+
+async def test_a_signal_ends_it_when_the_answers_are_complete():
+    async with strict_engine(delay=0.05) as engine, process(engine.url) as (running, port, _):
+        async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", timeout=20) as client:
+            body = {"model": "checkpoint", "messages": [{"role": "user", "content": "x"}], "stream": True}
+            async with client.stream("POST", PATH, json=body) as response:
+                answer = ""
+                async for piece in response.aiter_text():
+                    if not answer:
+                        running.send_signal(signal.SIGINT)
+                    answer += piece
+            assert answer.endswith("data: [DONE]\n\n")
+        log = (await running.stderr.read()).decode()
+        assert await running.wait() == 0
+        assert "Traceback" not in log
+        assert engine.cancelled == []
+
+
+async def test_a_port_that_is_taken():
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        async with (
+            strict_engine() as engine,
+            process(engine.url, taken.getsockname()[1]) as (running, port, log),
+        ):
+            assert await running.wait() == 1
+    assert port == 0
+    assert "address already in use" in "".join(log)
+    assert log[-1] == "pixelgate: the gateway did not start; the log above says why\n"
+
+
+def test_a_gateway_that_cannot_start_says_so(caplog):
+    model = ModelSettings(str(CHECKPOINT), ("vllm+grpc://127.0.0.1:1",), "demo")
+    with pytest.raises(ConfigError, match="the gateway did not start"):
+        serve.run(GatewaySettings(models=(model,), port=0, engine_wait=0.0))
+    assert "no engine of model 'demo' answered within 0 seconds" in caplog.text
+
+
+def test_malloc_keeps_large_blocks_where_there_is_glibc(monkeypatch):
+    calls = []
+
+    class Library:
+        def __init__(self, name):
+            self.mallopt = lambda *values: calls.append(values)
+
+    monkeypatch.setattr(ctypes, "CDLL", Library)
+    serve.keep_large_blocks()
+    assert calls == [(-3, 32 << 20), (-1, 512 << 20)]
+    monkeypatch.setattr(ctypes, "CDLL", lambda name: object())
+    serve.keep_large_blocks()
+    monkeypatch.setattr(sys, "platform", "darwin")
+    monkeypatch.setattr(ctypes, "CDLL", Library)
+    serve.keep_large_blocks()
+    assert len(calls) == 2

@@ -1,0 +1,148 @@
+from __future__ import annotations
+
+import os
+from dataclasses import fields
+
+import pytest
+
+from pixelgate.errors import ConfigError
+from pixelgate.gateway.settings import GatewaySettings, ModelSettings, read
+from pixelgate.media.policy import MediaPolicy
+
+ONE = '[[model]]\ncheckpoint = "/models/qwen"\nengines = ["vllm+grpc://a:1"]\n'
+
+
+@pytest.fixture
+def written(tmp_path):
+    def write(text):
+        path = tmp_path / "gateway.toml"
+        path.write_bytes(text if isinstance(text, bytes) else text.encode())
+        return path
+
+    return write
+
+
+def test_everything_can_be_said(written):
+    settings = read(
+        written("""
+            host = "0.0.0.0"
+            port = 9000
+            max_body_bytes = 1000
+            max_tensor_bytes = 2000
+            workers = 3
+            buffer_bytes = 0
+            engine_wait = 5
+
+            [media]
+            schemes = ["https", "data"]
+            max_images = 2
+            fetch_timeout = 1.5
+            allow_private = ["10.0.0.0/8", "images"]
+            rgb = "hf"
+
+            [[model]]
+            checkpoint = "/models/qwen"
+            engines = ["vllm+grpc://a:1", "vllm+grpc://b:1"]
+            name = "first"
+            backend = "pil"
+
+            [[model]]
+            checkpoint = "/models/qwen"
+            engines = ["local:reader"]
+        """)
+    )
+    assert settings == GatewaySettings(
+        models=(
+            ModelSettings("/models/qwen", ("vllm+grpc://a:1", "vllm+grpc://b:1"), "first", "pil"),
+            ModelSettings("/models/qwen", ("local:reader",), "qwen"),
+        ),
+        host="0.0.0.0",
+        port=9000,
+        media=MediaPolicy(
+            schemes=("https", "data"), max_images=2, fetch_timeout=1.5, allow_private=("10.0.0.0/8", "images"), rgb="hf"
+        ),
+        max_body_bytes=1000,
+        max_tensor_bytes=2000,
+        workers=3,
+        buffer_bytes=0,
+        engine_wait=5,
+    )
+
+
+def test_defaults(written):
+    settings = read(written(ONE))
+    assert settings == GatewaySettings(models=(ModelSettings("/models/qwen", ("vllm+grpc://a:1",)),))
+    assert settings.models[0].name == "qwen"
+    assert settings.host == "127.0.0.1"  # nobody is served from outside without having been asked
+    assert settings.workers == len(os.sched_getaffinity(0))
+    assert settings.media == MediaPolicy()
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ("", "no model is configured"),
+        ("port = ", "is not valid TOML"),
+        (b"\xff", "is not valid TOML"),
+        ('[model]\ncheckpoint = "a"', r"models are written as \[\[model\]\] tables"),
+        ("model = 3", r"models are written as \[\[model\]\] tables"),
+        ("models = []\n" + ONE, r"models are written as \[\[model\]\] tables"),
+        ("model = [3]", r"\[\[model\]\] must be a table"),
+        ("media = 3\n" + ONE, r"\[media\] must be a table"),
+        ("prt = 1\n" + ONE, "the configuration has no setting 'prt'; it knows .*port"),
+        (ONE + "engine = 1", r"\[\[model\]\] has no setting 'engine'; it knows checkpoint, engines, name, backend"),
+        (ONE + "[media]\nmax_image = 1", r"\[media\] has no setting 'max_image'; it knows .*max_images"),
+        ('[[model]]\ncheckpoint = "a"', r"\[\[model\]\] lacks engines"),
+        ('[[model]]\nengines = ["a"]', r"\[\[model\]\] lacks checkpoint"),
+        ("[[model]]", r"\[\[model\]\] lacks checkpoint, engines"),
+        ('[[model]]\ncheckpoint = "a"\nengines = []', "a model needs at least one engine"),
+        ('[[model]]\ncheckpoint = "a"\nengines = "b"', r"engines in \[\[model\]\] must be a list of strings, not 'b'"),
+        (
+            '[[model]]\ncheckpoint = "a"\nengines = [1]',
+            r"engines in \[\[model\]\] must be a list of strings, not \[1\]",
+        ),
+        ('[[model]]\ncheckpoint = 1\nengines = ["b"]', r"checkpoint in \[\[model\]\] must be a string, not 1"),
+        (ONE + 'backend = "torch"', "backend must be one of torchvision, pil, not 'torch'"),
+        (ONE + "backend = []", r"backend must be one of torchvision, pil, not \(\)"),
+        (ONE + ONE, "two models have the same name: qwen, qwen"),
+        ('port = "80"\n' + ONE, "port in the configuration must be a whole number, not '80'"),
+        ("port = true\n" + ONE, "port in the configuration must be a whole number, not True"),
+        ("port = 1.5\n" + ONE, "port in the configuration must be a whole number, not 1.5"),
+        ("port = 65536\n" + ONE, "port must be between 0 and 65535, not 65536"),
+        ("port = -1\n" + ONE, "port must be between 0 and 65535, not -1"),
+        ("host = 1\n" + ONE, "host in the configuration must be a string, not 1"),
+        ("engine_wait = false\n" + ONE, "engine_wait in the configuration must be a number, not False"),
+        ("engine_wait = -1\n" + ONE, "engine_wait must be a number of seconds, not -1"),
+        ("engine_wait = nan\n" + ONE, "engine_wait must be a number of seconds, not nan"),
+        ("engine_wait = inf\n" + ONE, "engine_wait must be a number of seconds, not inf"),
+        ("workers = 0\n" + ONE, "workers must be at least 1, not 0"),
+        ("max_body_bytes = 0\n" + ONE, "max_body_bytes must be at least 1, not 0"),
+        ("max_tensor_bytes = -5\n" + ONE, "max_tensor_bytes must be at least 1, not -5"),
+        ("buffer_bytes = -1\n" + ONE, "buffer_bytes must not be negative, not -1"),
+        (ONE + '[media]\nmax_images = "3"', r"max_images in \[media\] must be a whole number, not '3'"),
+        (ONE + "[media]\nmax_images = 0", "max_images must be a whole number of at least 1"),
+        (ONE + "[media]\nallow_private = [3]", r"allow_private in \[media\] must be a list of strings, not \[3\]"),
+        (ONE + '[media]\nallow_private = ["10.0.0.1/8"]', "allow_private"),
+        (ONE + "[media]\nrgb = 3", 'rgb must be "pixelgate" or "hf", not 3'),
+    ],
+)
+def test_mistakes_are_named_with_the_file(written, text, reason):
+    path = written(text)
+    with pytest.raises(ConfigError, match=reason) as caught:
+        read(path)
+    assert caught.value.message.startswith(str(path))
+
+
+def test_a_file_that_is_not_there(tmp_path):
+    with pytest.raises(ConfigError, match=r"none\.toml cannot be read: No such file"):
+        read(tmp_path / "none.toml")
+    with pytest.raises(ConfigError, match="cannot be read: Is a directory"):
+        read(str(tmp_path))
+
+
+def test_every_setting_has_a_type_that_is_checked_somewhere():
+    """A new setting of another type would pass unchecked: its type belongs into ``_misfit``, or its class checks it."""
+    checked = {"int", "float", "str", "tuple[str, ...]"}
+    by_their_class = {"models", "media", "backend", "rgb"}
+    for kind in (GatewaySettings, ModelSettings, MediaPolicy):
+        assert {f.name for f in fields(kind) if f.type not in checked} <= by_their_class
