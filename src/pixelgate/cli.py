@@ -1,0 +1,147 @@
+"""The command line: pixelgate process | tokens | serve | demo."""
+
+from __future__ import annotations
+
+import argparse
+import re
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from pixelgate._version import __version__
+from pixelgate.errors import ConfigError, PixelgateError
+from pixelgate.pixels.affine import NUMPY_DTYPES
+from pixelgate.processor import ImageInputs, load
+
+if TYPE_CHECKING:
+    from pixelgate.gateway.settings import GatewaySettings
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run a command; 0 on success, 1 with a message on standard error for what pixelgate refuses."""
+    parsed = _parser().parse_args(arguments)
+    try:
+        parsed.run(parsed)
+    except PixelgateError as error:
+        print(f"pixelgate: {error.message}", file=sys.stderr)
+        return 1
+    except BrokenPipeError:
+        return 1
+    return 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="pixelgate", description="Pictures to tensors for vision-language models.")
+    parser.add_argument("--version", action="version", version=f"pixelgate {__version__}")
+    commands = parser.add_subparsers(required=True, metavar="COMMAND")
+
+    process = commands.add_parser("process", help="write a checkpoint's input arrays for pictures to an .npz file")
+    process.add_argument("checkpoint", help="directory with the checkpoint's configuration")
+    process.add_argument("images", nargs="+", metavar="IMAGE")
+    process.add_argument("-o", "--output", required=True, metavar="OUT.npz")
+    process.add_argument("--dtype", choices=list(NUMPY_DTYPES), help="default: what transformers returns")
+    _processor_flags(process)
+    process.set_defaults(run=_process)
+
+    tokens = commands.add_parser("tokens", help="count the prompt tokens of pictures, from their headers alone")
+    tokens.add_argument("checkpoint", help="directory with the checkpoint's configuration")
+    tokens.add_argument("images", nargs="*", metavar="IMAGE")
+    tokens.add_argument("--size", action="append", default=[], metavar="WxH", help="a size instead of a picture")
+    _processor_flags(tokens)
+    tokens.set_defaults(run=_tokens)
+
+    serve = commands.add_parser("serve", help="run the gateway in front of engines")
+    serve.add_argument("checkpoint", nargs="?", help="directory with the checkpoint's configuration and tokenizer")
+    serve.add_argument(
+        "--engine", action="append", default=[], metavar="URL", help="vllm+grpc://HOST:PORT, local:reader"
+    )
+    serve.add_argument("--name", default="", help="the model's name for clients (default: the directory's)")
+    serve.add_argument("--config", metavar="pixelgate.toml", help="a file instead of CHECKPOINT and --engine")
+    serve.add_argument("--host", help="address to listen on (default: 127.0.0.1)")
+    serve.add_argument("--port", type=int, help="port to listen on (default: 8080)")
+    serve.set_defaults(run=_serve)
+
+    demo = commands.add_parser("demo", help="show the whole way of a picture, with an engine that reads text")
+    demo.add_argument("picture", nargs="?", help="a picture with text (default: one that comes with pixelgate)")
+    demo.set_defaults(run=_demo)
+    return parser
+
+
+def _processor_flags(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--backend", choices=["torchvision", "pil"], default="torchvision", help="whose numbers")
+    parser.add_argument("--rgb", choices=["pixelgate", "hf"], default="pixelgate", help="whose conversion to 8-bit RGB")
+
+
+def _process(parsed: argparse.Namespace) -> None:
+    processor = load(parsed.checkpoint, backend=parsed.backend, rgb=parsed.rgb)
+    inputs = processor(parsed.images, dtype=parsed.dtype)
+    # npz knows no bfloat16: its bits are kept as uint16, as is common
+    arrays = {name: a.view(np.uint16) if a.dtype == NUMPY_DTYPES["bfloat16"] else a for name, a in inputs.items()}
+    try:
+        with Path(parsed.output).open("wb") as file:
+            np.savez(file, allow_pickle=False, **arrays)
+    except OSError as failure:
+        raise ConfigError(f"{parsed.output} cannot be written: {failure.strerror}") from None
+    _print_arrays(inputs)
+
+
+def _print_arrays(inputs: ImageInputs) -> None:
+    for name, array in inputs.items():
+        print(f"{name}  {array.dtype}{list(array.shape)}")
+    print(f"tokens  {' '.join(map(str, inputs.token_counts))}")
+
+
+def _tokens(parsed: argparse.Namespace) -> None:
+    if not parsed.images and not parsed.size:
+        raise ConfigError("give a picture, or --size WIDTHxHEIGHT")
+    processor = load(parsed.checkpoint, backend=parsed.backend, rgb=parsed.rgb)
+    for size in parsed.size:
+        match = re.fullmatch(r"(\d{1,6})x(\d{1,6})", size)
+        if match is None:
+            raise ConfigError(f"--size is written WIDTHxHEIGHT, such as 1920x1080, not {size!r}")
+        plan = processor.plan(height=int(match[2]), width=int(match[1]))
+        print(f"{plan.tokens}\t{size}")
+    for image in parsed.images:
+        header = processor.header(image)
+        print(f"{processor.plan(height=header.height, width=header.width).tokens}\t{image}")
+
+
+def _serve(parsed: argparse.Namespace) -> None:
+    try:
+        from pixelgate.gateway.serve import run
+    except ImportError as failure:
+        raise ConfigError(f"the gateway needs {failure.name}: pip install 'pixelgate[gateway]'") from None
+    run(_settings(parsed))
+
+
+def _settings(parsed: argparse.Namespace) -> GatewaySettings:
+    from dataclasses import replace
+
+    from pixelgate.gateway.settings import GatewaySettings, ModelSettings, read
+
+    if parsed.config and (parsed.checkpoint or parsed.engine):
+        raise ConfigError("give either --config or a checkpoint with --engine, not both")
+    if parsed.config:
+        settings = read(parsed.config)
+    elif parsed.checkpoint:
+        model = ModelSettings(parsed.checkpoint, tuple(parsed.engine), parsed.name)
+        settings = GatewaySettings(models=(model,))
+    else:
+        raise ConfigError("give a checkpoint directory with --engine URL, or --config FILE")
+    given = {name: getattr(parsed, name) for name in ("host", "port") if getattr(parsed, name) is not None}
+    return replace(settings, **given)
+
+
+def _demo(parsed: argparse.Namespace) -> None:
+    try:
+        from pixelgate.demo.run import run
+    except ImportError as failure:
+        raise ConfigError(f"the demo needs {failure.name}: pip install 'pixelgate[gateway,reader]'") from None
+    run(parsed.picture)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,127 @@
+"""The command line."""
+
+import ast
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+import pixelgate
+from goldens import golden
+from pixelgate import cli
+from pixelgate.demo import CHECKPOINT as DEMO_CHECKPOINT
+from pixelgate.gateway import serve
+
+CHECKPOINT = str(golden.CHECKPOINTS / "qwen2_5_vl")
+PHOTO = str(golden.COMMITTED / "images" / "photo.jpg")
+TALL = str(golden.COMMITTED / "images" / "tall.png")
+
+
+def test_process_writes_the_arrays(tmp_path, capsys):
+    output = tmp_path / "out.npz"
+    assert cli.main(["process", CHECKPOINT, PHOTO, TALL, "-o", str(output)]) == 0
+    expected = pixelgate.load(CHECKPOINT)([PHOTO, TALL])
+    with np.load(output) as arrays:
+        assert set(arrays) == set(expected)
+        assert all(arrays[name].tobytes() == expected[name].tobytes() for name in expected)
+    printed = capsys.readouterr().out
+    assert f"pixel_values  float32{list(expected['pixel_values'].shape)}" in printed
+    assert f"tokens  {expected.token_counts[0]} {expected.token_counts[1]}" in printed
+
+
+def test_process_keeps_the_bits_of_bfloat16(tmp_path):
+    output = tmp_path / "out.npz"
+    flags = ["--dtype", "bfloat16", "--backend", "pil", "--rgb", "hf"]
+    assert cli.main(["process", CHECKPOINT, PHOTO, "-o", str(output), *flags]) == 0
+    expected = pixelgate.load(CHECKPOINT, backend="pil", rgb="hf")(PHOTO, dtype="bfloat16")["pixel_values"]
+    with np.load(output) as arrays:
+        assert arrays["pixel_values"].dtype == np.uint16
+        assert arrays["pixel_values"].tobytes() == expected.tobytes()
+
+
+def test_tokens_of_pictures_and_of_sizes(capsys):
+    assert cli.main(["tokens", CHECKPOINT, PHOTO]) == 0
+    assert capsys.readouterr().out == f"165\t{PHOTO}\n"
+    assert cli.main(["tokens", CHECKPOINT, "--size", "1920x1080", "--size", "640x480"]) == 0
+    assert capsys.readouterr().out == "2691\t1920x1080\n391\t640x480\n"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["tokens", CHECKPOINT], "--size WIDTHxHEIGHT"),
+        (["tokens", CHECKPOINT, "--size", "1920"], "1920x1080"),
+        (["tokens", CHECKPOINT, "--size", "201x1"], "at most 200"),
+        (["tokens", CHECKPOINT, "nothing.jpg"], "no picture file 'nothing.jpg'"),
+        (["tokens", "nowhere", PHOTO], "nowhere is not a directory"),
+        (["process", CHECKPOINT, PHOTO, "-o", "/nowhere/out.npz"], "cannot be written"),
+        (["process", CHECKPOINT, str(golden.COMMITTED / "index.json"), "-o", "x.npz"], "not a picture"),
+        (["serve"], "give a checkpoint directory"),
+        (["serve", CHECKPOINT], "at least one engine"),
+        (["serve", CHECKPOINT, "--engine", "http://x"], "chat template"),
+        (["serve", str(DEMO_CHECKPOINT), "--engine", "http://x"], "not an engine address"),
+        (["serve", CHECKPOINT, "--config", "x.toml"], "not both"),
+        (["serve", "--config", "nowhere.toml"], r"nowhere.toml cannot be read"),
+        (["demo", "nothing.jpg"], "no picture file"),
+        (["demo", str(golden.COMMITTED / "index.json")], "not a picture"),
+    ],
+)
+def test_refusals_are_one_line_in_words(arguments, message, capsys, monkeypatch):
+    monkeypatch.setattr(serve, "keep_large_blocks", lambda: None)
+    assert cli.main(arguments) == 1
+    error = capsys.readouterr().err.splitlines()[-1]
+    assert error.startswith("pixelgate: ")
+    assert message in error
+
+
+def test_serve_takes_flags_and_files(monkeypatch, tmp_path):
+    seen = []
+    monkeypatch.setattr(serve, "run", seen.append)
+    url = "vllm+grpc://127.0.0.1:1"
+    assert cli.main(["serve", CHECKPOINT, "--engine", url, "--engine", url, "--port", "9", "--host", "::1"]) == 0
+    assert (seen[0].host, seen[0].port) == ("::1", 9)
+    assert seen[0].models[0].name == "qwen2_5_vl"
+    assert seen[0].models[0].engines == (url, url)
+    file = tmp_path / "pixelgate.toml"
+    file.write_text(f'port = 7\n[[model]]\nname = "m"\ncheckpoint = "{CHECKPOINT}"\nengines = ["{url}"]\n')
+    assert cli.main(["serve", "--config", str(file)]) == 0
+    assert (seen[1].port, seen[1].models[0].name) == (7, "m")
+    assert cli.main(["serve", "--config", str(file), "--port", "8"]) == 0
+    assert seen[2].port == 8
+
+
+@pytest.mark.parametrize(("command", "extra"), [("serve", "gateway"), ("demo", "gateway,reader")])
+def test_missing_extras_say_what_to_install(command, extra, monkeypatch, capsys):
+    monkeypatch.setitem(sys.modules, "uvicorn", None)
+    for name in ("pixelgate.gateway.serve", "pixelgate.demo.run"):
+        monkeypatch.delitem(sys.modules, name, raising=False)
+    arguments = [command, CHECKPOINT, "--engine", "local:reader"] if command == "serve" else [command]
+    assert cli.main(arguments) == 1
+    assert f"pip install 'pixelgate[{extra}]'" in capsys.readouterr().err
+
+
+def test_demo_reads_the_receipt_out_of_the_tensor(capsys):
+    assert cli.main(["demo"]) == 0
+    printed = capsys.readouterr().out
+    for line in ("Paper Boat Bakery", "2 Croissants 5.60", "Total EUR 17.70"):
+        assert line in printed
+    assert "pixel_values float32[7600, 1176]" in printed
+    assert "1900 of them for the picture" in printed
+    assert "first token" in printed
+
+
+def test_the_command_without_the_gateway_imports_none_of_it():
+    code = (
+        "import sys; from pixelgate import cli; "
+        "cli.main(['tokens', sys.argv[1], '--size', '9x9']); print(list(sys.modules))"
+    )
+    done = subprocess.run([sys.executable, "-c", code, CHECKPOINT], capture_output=True, text=True, check=True)
+    loaded = {name.split(".")[0] for name in ast.literal_eval(done.stdout.splitlines()[1])}
+    assert not loaded & {"starlette", "uvicorn", "grpc", "aiohttp", "jinja2", "tokenizers", "msgspec"}
+
+
+def test_help_and_version(capsys):
+    with pytest.raises(SystemExit):
+        cli.main(["--version"])
+    assert capsys.readouterr().out.strip() == f"pixelgate {pixelgate.__version__}"
