@@ -23,7 +23,7 @@ import PIL.Image
 from pictures import photo
 
 import pixelgate
-from pixelgate.pixels import kernels
+from pixelgate.pixels import binding
 from pixelgate.pixels.plan import execute
 
 CHECKPOINT = Path(__file__).parents[1] / "tests" / "goldens" / "checkpoints" / "qwen2_5_vl"
@@ -69,8 +69,8 @@ def contenders(backend: str) -> dict[str, Contender | None]:
         found[f"transformers {backend}"] = transformers_peer(backend)
     except ImportError:
         found[f"transformers {backend}"] = None
-    for level in kernels.LEVELS:
-        found[f"pixelgate {level}"] = ours(backend, level) if level in kernels.available_levels() else None
+    for level in binding.LEVELS:
+        found[f"pixelgate {level}"] = ours(backend, level) if level in binding.available_levels() else None
     return found
 
 
@@ -107,7 +107,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=15)
     rounds = parser.parse_args().rounds
     warnings.simplefilter("ignore")
-    print(f"{platform.machine()}, levels {', '.join(kernels.available_levels())}; {versions()}")
+    print(f"{platform.machine()}, levels {', '.join(binding.available_levels())}; {versions()}")
     print("smallest of the rounds, one thread; ratio: transformers' processor time over ours\n")
     print(f"{'picture':11s}{'contender':28s}{'cpu ms':>9s}{'wall ms':>9s}{'ratio':>8s}")
     for backend in BACKENDS:

@@ -177,7 +177,7 @@ def test_importing_the_library_imports_nothing_heavy():
 
 
 def test_the_level_is_read_from_the_environment_once():
-    code = "import pixelgate; from pixelgate.pixels import kernels; print(kernels.default_level())"
+    code = "import pixelgate; from pixelgate.pixels import binding; print(binding.default_level())"
     for level, expected in (("portable", "portable"), ("", None)):
         done = subprocess.run(
             [sys.executable, "-c", code], capture_output=True, text=True, check=True, env={"PIXELGATE_ISA": level}

@@ -13,11 +13,11 @@ import os
 
 from pixelgate import errors
 from pixelgate._version import __version__
-from pixelgate.pixels import kernels
+from pixelgate.pixels import binding
 from pixelgate.pixels.plan import ImagePlan
 from pixelgate.processor import ImageInputs, Processor, decode, load
 
 # read once, here; everywhere else the level is an argument
-kernels.select_level(os.environ.get("PIXELGATE_ISA"))
+binding.select_level(os.environ.get("PIXELGATE_ISA"))
 
 __all__ = ["ImageInputs", "ImagePlan", "Processor", "__version__", "decode", "errors", "load"]

@@ -6,7 +6,10 @@ from collections.abc import Iterator
 
 import numpy as np
 
-RESIZE_FILTERS = ("bicubic", "bilinear", "lanczos")
+TORCHVISION_FILTERS = ("nearest", "bilinear", "bicubic", "lanczos")
+PILLOW_FILTERS = ("nearest", "box", "bilinear", "hamming", "bicubic", "lanczos")
+FLOAT_TABLE = np.stack([np.arange(256, dtype=np.float32) / np.float32(d) - np.float32(0.5) for d in (255, 127, 64)])
+"""What a byte becomes before torch's float32 bicubic: float32 [3, 256]."""
 _SHAPES = [
     ((1, 1), (28, 28)),
     ((1, 1), (1, 7)),

@@ -32,7 +32,7 @@ from transformers.models.qwen2_vl.processing_qwen2_vl import Qwen2VLProcessor
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from goldens import golden
-from goldens.cases import RESIZE_FILTERS, resize_cases
+from goldens.cases import FLOAT_TABLE, TORCHVISION_FILTERS, resize_cases
 
 BACKENDS = {"torchvision": Qwen2VLImageProcessor, "pil": Qwen2VLImageProcessorPil}
 NOT_ARGUMENTS = ("image_processor_type", "processor_class")
@@ -106,14 +106,19 @@ def run(processor, images) -> dict[str, np.ndarray]:
 
 
 def resize_hashes() -> dict[str, str]:
-    """sha256 of torchvision's antialiased uint8 resize for every case and filter."""
+    """sha256 of torchvision's antialiased uint8 resize for every case and filter, and of torch's float32 bicubic."""
     hashes = {}
     for name, image, (height, width) in resize_cases():
         # channels last: the contiguous kernel of torch 2.14 refuses 1x1 outputs
         tensor = torch.from_numpy(image).permute(2, 0, 1)
-        for kind in RESIZE_FILTERS:
-            out = functional.resize(tensor, [height, width], InterpolationMode(kind), antialias=True)
+        for kind in TORCHVISION_FILTERS:
+            # transformers replaces Pillow's nearest by torchvision's exact one
+            mode = InterpolationMode("nearest-exact" if kind == "nearest" else kind)
+            out = functional.resize(tensor, [height, width], mode, antialias=kind != "nearest")
             hashes[f"{name}/{kind}"] = golden.sha256(out.permute(1, 2, 0).contiguous().numpy())
+        floats = torch.from_numpy(np.stack([FLOAT_TABLE[c][image[:, :, c]] for c in range(3)]))
+        out = torch.nn.functional.interpolate(floats[None], (height, width), mode="bicubic", align_corners=False)
+        hashes[f"{name}/bicubic_f32"] = golden.sha256(out[0].numpy())
     return hashes
 
 

@@ -1,14 +1,16 @@
 """A wrong array raises; it never reaches a pointer."""
 
 import ctypes
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
 
 from pixelgate.errors import ConfigError, KernelError
-from pixelgate.pixels import kernels
+from pixelgate.pixels import binding, kernels
 from pixelgate.pixels.affine import Affine
-from pixelgate.pixels.resample import Resample
+from pixelgate.pixels.kernels import Window
+from pixelgate.pixels.resample import Resample, make_axis
 
 AFFINE = Affine("torchvision", (0.5, 0.5, 0.5), (0.5, 0.5, 0.5))
 PICTURE = np.zeros((40, 60, 3), np.uint8)
@@ -99,7 +101,7 @@ def test_output_in_the_memory_of_the_picture_is_refused():
 
 
 def test_nothing_is_written_around_the_output():
-    for level in kernels.available_levels():
+    for level in binding.available_levels():
         memory = np.full(24 * 1176 + 64, 7.0, np.float32)
         patches(out=memory[32:-32].reshape(24, 1176), level=level)
         assert (memory[:32] == 7).all()
@@ -108,18 +110,124 @@ def test_nothing_is_written_around_the_output():
 
 
 def test_levels_can_be_forced_and_unknown_ones_are_refused():
-    assert kernels.available_levels()[0] == "portable"
+    assert binding.available_levels()[0] == "portable"
     try:
-        kernels.select_level("portable")
-        assert kernels.default_level() == "portable"
+        binding.select_level("portable")
+        assert binding.default_level() == "portable"
     finally:
-        kernels.select_level(None)
-    assert kernels.default_level() == kernels.available_levels()[-1]
+        binding.select_level(None)
+    assert binding.default_level() == binding.available_levels()[-1]
     with pytest.raises(ConfigError, match="sse9"):
-        kernels.select_level("sse9")
+        binding.select_level("sse9")
     with pytest.raises(KernelError, match="portable"):
         patches(level="sse9")
 
 
-def test_the_structure_mirrors_the_native_one():
-    assert kernels._library.pixelgate_job_size() == ctypes.sizeof(kernels._Job)
+def test_the_structures_mirror_the_native_ones():
+    assert binding._library.pixelgate_job_size() == ctypes.sizeof(binding.Job)
+    assert binding._library.pixelgate_bicubic_job_size() == ctypes.sizeof(binding.BicubicJob)
+
+
+# ------------------------------------------------------------------------------------------------------------- tiles
+
+
+def tiles(out=None, image=PICTURE, size=(28, 42), table=None, **options):
+    out = np.empty((6, 3, 14, 14), np.float32) if out is None else out
+    table = AFFINE.table_as("float32") if table is None else table
+    kernels.tiles(image, size, Resample(), out, table=table, **options)
+    return out
+
+
+@pytest.mark.parametrize(
+    "out",
+    [
+        np.empty((5, 3, 14, 14), np.float32),
+        np.empty((6, 4, 14, 14), np.float32),
+        np.empty((6, 3, 14, 13), np.float32),
+        np.empty((6, 3 * 14 * 14), np.float32),
+        np.empty((0, 3, 14, 14), np.float32),
+        np.empty((6, 3, 14, 14), np.float64),
+        np.empty((6, 3, 14, 28), np.float32)[..., ::2],
+        np.empty((6, 3, 14, 14), np.float32)[..., ::-1],
+        np.empty((6, 3, 14, 14), np.float32)[::-1],
+        np.broadcast_to(np.float32(0), (6, 3, 14, 14)),
+        np.lib.stride_tricks.as_strided(np.empty(9000, np.float32), (6, 3, 14, 14), (4, 784, 56, 4)),
+        np.lib.stride_tricks.as_strided(np.empty(9000, np.float32), (6, 3, 14, 14), (2352, 784, 28, 4)),
+    ],
+)
+def test_tiles_that_do_not_fit_are_refused(out):
+    with pytest.raises(KernelError):
+        tiles(out)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"canvas": (28, 41)}, "does not fit"),
+        ({"canvas": (56, 84), "position": (29, 0)}, "does not fit"),
+        ({"canvas": (56, 84), "position": (-1, 0)}, "does not fit"),
+        ({"fill": (0, 0, 256)}, "fill"),
+        ({"window": Window(0, 0, 29, 1)}, "inside"),
+        ({"window": Window(0, 0, 0, 1)}, "inside"),
+        ({"window": Window(-1, 0, 2, 2)}, "inside"),
+        ({"table": AFFINE.table_as("uint8")}, "table"),
+    ],
+)
+def test_impossible_tiles_are_refused(options, message):
+    with pytest.raises(KernelError, match=message):
+        tiles(**options)
+
+
+def test_tiles_may_be_parts_of_a_larger_array():
+    memory = np.full((6, 5, 20, 31), 7, np.float32)
+    part = memory[:, 1:4, 2:16, 3:17]
+    for level in binding.available_levels():
+        memory[:] = 7
+        tiles(part, level=level)
+        assert part.tobytes() == tiles(level="portable").tobytes()
+        assert np.count_nonzero(memory != 7) == part.size
+
+
+def test_the_float_view_checks_its_arrays():
+    with pytest.raises(KernelError, match="uint8"):
+        kernels.bicubic_f32(PICTURE.astype(np.float32), (9, 9), AFFINE.table)
+    with pytest.raises(KernelError, match="3\\]"):
+        kernels.bicubic_f32(np.zeros((4, 4, 4), np.uint8), (9, 9), AFFINE.table)
+    with pytest.raises(KernelError, match="table"):
+        kernels.bicubic_f32(PICTURE, (9, 9), AFFINE.table_as("float16"))
+    with pytest.raises(KernelError, match="size"):
+        kernels.bicubic_f32(PICTURE, (0, 9), AFFINE.table)
+
+
+# ------------------------------------------------------------------------------------------------------- weight cache
+
+
+def test_the_weight_cache_is_bounded_and_shares():
+    cache = binding.WeightCache(100_000)
+
+    def make(size):
+        return lambda: (binding.Weights(make_axis(size, 50, "bicubic", "pillow"), 3, "portable"), slice(0, size))
+
+    first = cache.get(100, make(100))
+    assert cache.get(100, make(100)) is first
+    for size in range(101, 160):
+        cache.get(size, make(size))
+        assert cache.nbytes <= 100_000
+    assert cache.get(100, make(100)) is not first
+
+
+def test_weights_in_use_outlive_the_cache(monkeypatch):
+    monkeypatch.setattr(binding, "_cache", binding.WeightCache(0))
+    image = np.random.default_rng(5).integers(0, 256, (99, 98, 3), dtype=np.uint8)
+    got = kernels.resize(image, (51, 52), Resample())
+    assert binding._cache.nbytes == 0
+    monkeypatch.undo()
+    assert got.tobytes() == kernels.resize(image, (51, 52), Resample()).tobytes()
+
+
+def test_threads_may_share_weights():
+    image = np.random.default_rng(6).integers(0, 256, (301, 299, 3), dtype=np.uint8)
+    expected = kernels.resize(image, (97, 103), Resample()).tobytes()
+    with ThreadPoolExecutor(4) as pool:
+        results = pool.map(lambda _: kernels.resize(image, (97, 103), Resample()).tobytes(), range(40))
+        assert set(results) == {expected}

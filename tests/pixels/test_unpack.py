@@ -127,12 +127,11 @@ def test_a_strided_read_only_tensor_is_taken():
 @pytest.mark.parametrize(
     ("tensor", "height", "words"),
     [
-        (np.zeros((5, 1176), np.float32), 28, r"shape \(4, 1176\), but the array has shape \(5, 1176\)"),
-        (np.zeros((4, 588), np.float32), 28, r"the array has shape \(4, 588\)"),
-        (np.zeros((2, 2, 1176), np.float32), 28, r"the array has shape \(2, 2, 1176\)"),
+        (np.zeros((5, 1176), np.float32), 28, r"shape \[4, 1176\], but the array has \[5, 1176\]"),
+        (np.zeros((4, 588), np.float32), 28, r"the array has \[4, 588\]"),
+        (np.zeros((2, 2, 1176), np.float32), 28, r"the array has \[2, 2, 1176\]"),
         (np.zeros((4, 1176), np.float64), 28, "dtype 'float64' is not one of float32"),
         (np.zeros((4, 1176), ">f4"), 28, "dtype '>f4' is not one of float32"),
-        (np.zeros((6, 1176), np.float32), 42, "a view of 42x28"),
     ],
 )
 def test_what_does_not_fit_the_plan_is_refused(tensor, height, words):

@@ -5,7 +5,8 @@ with a rounded 8-bit picture between them, over the same windows; they differ in
 order of the passes. The weights are computed here, in double precision and in the libraries' own operation order;
 the native kernels only add and multiply integers.
 
-Sources: Pillow 13.0 ``Resample.c``; torch 2.14 ``UpSampleKernel.cpp`` (uint8, antialias).
+Sources: Pillow 13.0 ``Resample.c`` and ``Geometry.c``; torch 2.14 ``UpSampleKernel.cpp`` (uint8, antialias) and
+``UpSampleNearest2d.cpp``.
 """
 
 from __future__ import annotations
@@ -13,20 +14,19 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import lru_cache
 from typing import Literal, get_args
 
 import numpy as np
 from numpy.typing import NDArray
 
-Filter = Literal["bilinear", "bicubic", "lanczos"]
+Filter = Literal["nearest", "box", "bilinear", "hamming", "bicubic", "lanczos"]
 Semantics = Literal["torchvision", "pillow"]
 PillowOrder = Literal["13", "12.2", "12.1"]
+Curve = Callable[[NDArray[np.float64]], NDArray[np.float64]]
 
 PILLOW_PRECISION = 22
 _MAX_PRECISION = 22
 _INT16_LIMIT = 1 << 15
-_AXES_CACHED = 256
 
 
 @dataclass(frozen=True)
@@ -34,7 +34,8 @@ class Resample:
     """One way to resize: ``filter`` with the integer arithmetic of ``semantics``.
 
     ``pillow_order`` names the Pillow release whose pass order to follow ("12.1" stands for it and everything older);
-    torchvision always resizes horizontally first.
+    torchvision always resizes horizontally first. torchvision's "nearest" is its NEAREST_EXACT, by which transformers
+    replaces Pillow's. Raises ValueError for what a library cannot do.
     """
 
     filter: Filter = "bicubic"
@@ -49,6 +50,8 @@ class Resample:
         ):
             if value not in get_args(allowed):
                 raise ValueError(f"{value!r} is not one of {', '.join(get_args(allowed))}")
+        if self.filter != "nearest" and (self.filter, self.semantics) not in _CURVES:
+            raise ValueError(f"torchvision has no {self.filter} filter for 8-bit pictures; only Pillow has")
 
     def vertical_first(self, source: tuple[int, int], target: tuple[int, int]) -> bool:
         """Whether the vertical pass comes first, from (height, width) ``source`` to ``target``."""
@@ -65,7 +68,7 @@ class Axis:
     """One resampled axis: output i is ``sum(weights[i, k] * input[start[i] + k]) >> precision`` over ``count[i]`` taps.
 
     ``start`` and ``count`` are int32 [size_out], ``weights`` int32 [size_out, taps], zero beyond ``count``; all are
-    read-only, C-contiguous and shared between callers.
+    C-contiguous.
     """
 
     size_in: int
@@ -80,15 +83,79 @@ class Axis:
         """Columns of ``weights``."""
         return int(self.weights.shape[1])
 
+    def window(self, offset: int, length: int) -> tuple[Axis, slice]:
+        """The axis that makes outputs ``offset`` to ``offset + length`` alone, and the inputs it needs for that."""
+        part = slice(offset, offset + length)
+        start, count = self.start[part], self.count[part]
+        first, last = int(start[0]), int((start + count).max())
+        axis = Axis(last - first, length, self.precision, start - np.int32(first), count, self.weights[part])
+        return axis, slice(first, last)
+
+
+def make_axis(size_in: int, size_out: int, filter: Filter, semantics: Semantics) -> Axis:
+    """The weights that take ``size_in`` samples to ``size_out``."""
+    if filter == "nearest":
+        return _nearest(size_in, size_out, semantics)
+    curve, radius = _CURVES[filter, semantics]
+    scale = size_in / size_out
+    stretch = max(scale, 1.0)
+    support = radius * stretch
+    taps = math.ceil(support) * 2 + 1
+
+    center = (np.arange(size_out) + 0.5) * scale
+    # astype truncates towards zero, as the C casts do
+    start = np.maximum((center - support + 0.5).astype(np.int64), 0)
+    stop = np.minimum((center + support + 0.5).astype(np.int64), size_in)
+    count = np.clip(stop - start, 0, taps)
+
+    tap = np.arange(taps)
+    distance = (tap + start[:, None] - center[:, None] + 0.5) * (1.0 / stretch)
+    weights = np.where(tap < count[:, None], curve(distance), 0.0)
+    # cumsum adds from left to right, as the libraries do; sum() would add pairwise
+    total = np.cumsum(weights, axis=1)[:, -1:]
+    weights = np.divide(weights, total, out=weights, where=total != 0.0)
+
+    precision = PILLOW_PRECISION if semantics == "pillow" else _int16_precision(float(weights.max()))
+    scaled = weights * float(1 << precision)
+    fixed = np.trunc(np.where(scaled < 0.0, scaled - 0.5, scaled + 0.5)).astype(np.int32)
+    return Axis(size_in, size_out, precision, start.astype(np.int32), count.astype(np.int32), fixed)
+
+
+def _int16_precision(largest: float) -> int:
+    """The most fraction bits with which the largest weight of an axis still fits an int16."""
+    for precision in range(_MAX_PRECISION):
+        if int(0.5 + max(largest, 0.0) * (1 << (precision + 1))) >= _INT16_LIMIT:
+            return precision
+    return _MAX_PRECISION
+
+
+def _nearest(size_in: int, size_out: int, semantics: Semantics) -> Axis:
+    """One tap of weight 1 each, so that picking a sample is a resampling like any other."""
+    if semantics == "pillow":
+        scale = size_in / size_out
+        steps = np.full(size_out, scale)
+        steps[0] = 0.5 * scale
+        place = np.cumsum(steps)  # Pillow adds the scale up, rounding errors and all
+    else:
+        # torch computes this in float32
+        scale32 = np.float32(size_in) / np.float32(size_out)
+        place = (np.arange(size_out, dtype=np.float32) + np.float32(0.5)) * scale32
+    start = np.minimum(place.astype(np.int32), size_in - 1).astype(np.int32)
+    precision = 14
+    weights = np.full((size_out, 1), 1 << precision, np.int32)
+    return Axis(size_in, size_out, precision, start, np.ones(size_out, np.int32), weights)
+
+
+def _box(x: NDArray[np.float64]) -> NDArray[np.float64]:
+    return np.where((x > -0.5) & (x <= 0.5), 1.0, 0.0)
+
 
 def _bilinear(x: NDArray[np.float64]) -> NDArray[np.float64]:
     x = np.abs(x)
     return np.where(x < 1.0, 1.0 - x, 0.0)
 
 
-def _bicubic(
-    x: NDArray[np.float64], outer: Callable[[NDArray[np.float64]], NDArray[np.float64]]
-) -> NDArray[np.float64]:
+def _bicubic(x: NDArray[np.float64], outer: Curve) -> NDArray[np.float64]:
     a = -0.5
     x = np.abs(x)
     inner = ((a + 2.0) * x - (a + 3.0)) * x * x + 1.0
@@ -103,60 +170,41 @@ def _bicubic_torch(x: NDArray[np.float64]) -> NDArray[np.float64]:
     return _bicubic(x, lambda x: ((-0.5 * x + 2.5) * x - 4.0) * x + 2.0)
 
 
+# The C library's sine and cosine, as both libraries use; numpy's vectorised ones may differ in the last bit.
+
+
 def _sinc(x: float) -> float:
-    # The C library's sine, as both libraries use; numpy's vectorised one may differ in the last bit.
     return math.sin(x * math.pi) / (x * math.pi) if x else 1.0
 
 
+def _hamming_at(x: float) -> float:
+    if x == 0.0:
+        return 1.0
+    # the two constants are float literals in C
+    return _sinc(x) * (float(np.float32(0.54)) + float(np.float32(0.46)) * math.cos(x * math.pi))
+
+
+def _pointwise(values: NDArray[np.float64], radius: float, curve: Callable[[float], float]) -> NDArray[np.float64]:
+    made = (curve(v) if -radius <= v < radius else 0.0 for v in values.ravel().tolist())
+    return np.fromiter(made, np.float64, values.size).reshape(values.shape)
+
+
+def _hamming(x: NDArray[np.float64]) -> NDArray[np.float64]:
+    return _pointwise(np.abs(x), 1.0, _hamming_at)
+
+
 def _lanczos(x: NDArray[np.float64]) -> NDArray[np.float64]:
-    values = (_sinc(v) * _sinc(v / 3.0) if -3.0 <= v < 3.0 else 0.0 for v in x.ravel().tolist())
-    return np.fromiter(values, np.float64, x.size).reshape(x.shape)
+    return _pointwise(x, 3.0, lambda v: _sinc(v) * _sinc(v / 3.0))
 
 
-_FILTERS: dict[tuple[str, str], tuple[Callable[[NDArray[np.float64]], NDArray[np.float64]], float]] = {
+# by filter and library: the curve, and how many samples it reaches to either side
+_CURVES: dict[tuple[str, str], tuple[Curve, float]] = {
+    ("box", "pillow"): (_box, 0.5),
     ("bilinear", "pillow"): (_bilinear, 1.0),
     ("bilinear", "torchvision"): (_bilinear, 1.0),
+    ("hamming", "pillow"): (_hamming, 1.0),
     ("bicubic", "pillow"): (_bicubic_pillow, 2.0),
     ("bicubic", "torchvision"): (_bicubic_torch, 2.0),
     ("lanczos", "pillow"): (_lanczos, 3.0),
     ("lanczos", "torchvision"): (_lanczos, 3.0),
 }
-
-
-@lru_cache(maxsize=_AXES_CACHED)
-def axis(size_in: int, size_out: int, filter: Filter, semantics: Semantics) -> Axis:
-    """The weights that take ``size_in`` samples to ``size_out``; cached, about ``16 * size_in`` bytes each."""
-    evaluate, radius = _FILTERS[filter, semantics]
-    scale = size_in / size_out
-    stretch = max(scale, 1.0)
-    support = radius * stretch
-    taps = math.ceil(support) * 2 + 1
-
-    center = (np.arange(size_out) + 0.5) * scale
-    # astype truncates towards zero, as the C casts do
-    start = np.maximum((center - support + 0.5).astype(np.int64), 0)
-    stop = np.minimum((center + support + 0.5).astype(np.int64), size_in)
-    count = np.clip(stop - start, 0, taps)
-
-    tap = np.arange(taps)
-    distance = (tap + start[:, None] - center[:, None] + 0.5) * (1.0 / stretch)
-    weights = np.where(tap < count[:, None], evaluate(distance), 0.0)
-    # cumsum adds from left to right, as the libraries do; sum() would add pairwise
-    total = np.cumsum(weights, axis=1)[:, -1:]
-    weights = np.divide(weights, total, out=weights, where=total != 0.0)
-
-    precision = PILLOW_PRECISION if semantics == "pillow" else _int16_precision(float(weights.max()))
-    scaled = weights * float(1 << precision)
-    fixed = np.trunc(np.where(scaled < 0.0, scaled - 0.5, scaled + 0.5)).astype(np.int32)
-    arrays = (start.astype(np.int32), count.astype(np.int32), fixed)
-    for array in arrays:
-        array.setflags(write=False)
-    return Axis(size_in, size_out, precision, *arrays)
-
-
-def _int16_precision(largest: float) -> int:
-    """The most fraction bits with which the largest weight of an axis still fits an int16."""
-    for precision in range(_MAX_PRECISION):
-        if int(0.5 + max(largest, 0.0) * (1 << (precision + 1))) >= _INT16_LIMIT:
-            return precision
-    return _MAX_PRECISION

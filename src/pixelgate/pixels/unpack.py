@@ -15,33 +15,37 @@ from numpy.typing import NDArray
 
 from pixelgate.errors import KernelError
 from pixelgate.pixels.affine import NUMPY_DTYPES, Affine
-from pixelgate.pixels.plan import ImagePlan
+from pixelgate.pixels.plan import FloatView, ImagePlan, Patches
 
 Invert = Callable[[NDArray[Any], int], NDArray[np.uint8]]
 
 
-def unpack(plan: ImagePlan, tensor: NDArray[Any]) -> NDArray[np.uint8]:
-    """The plan's view as uint8 [height, width, 3], from the ``tensor`` that `execute` made of it.
+def unpack(plan: ImagePlan, tensor: NDArray[Any], view: int = 0) -> NDArray[np.uint8]:
+    """View number ``view`` as uint8 [height, width, 3], from the ``tensor`` that `execute` made of the plan.
 
-    Every value becomes the 8-bit value whose table entry is nearest: exact for float32 and uint8. A 16-bit
-    float table may hold one number twice; then either of its two 8-bit values comes out, and packing the
-    picture again gives the same tensor all the same. Of the temporal copies the first is read. Raises
+    Tiles are put together to their canvas. Every value becomes the 8-bit value whose table entry is nearest: exact for
+    float32 and uint8. A 16-bit float table may hold one number twice; then either of its two 8-bit values comes out,
+    and packing the picture again gives the same tensor all the same. Of the temporal copies the first is read. Raises
     KernelError when shape or dtype do not fit the plan.
     """
-    (height, width), layout = plan.views[0].resize, plan.layout
-    block = layout.patch * layout.merge
-    if height % block or width % block or tensor.shape != plan.shape:
-        raise KernelError(
-            f"a view of {height}x{width} (height x width) in patches of {layout.patch}, merged by "
-            f"{layout.merge}, has shape {plan.shape}, but the array has shape {tensor.shape}"
-        )
+    if tensor.shape != plan.shape:
+        raise KernelError(f"the plan's tensor has shape {list(plan.shape)}, but the array has {list(tensor.shape)}")
     dtype = next((name for name, known in NUMPY_DTYPES.items() if tensor.dtype == known), None)
     if dtype is None:
         raise KernelError(f"dtype {str(tensor.dtype)!r} is not one of {', '.join(NUMPY_DTYPES)}")
-
     invert = _inverse(plan.affine, dtype)
-    rows, columns = height // block, width // block
+    wanted = plan.views[view]
+    if isinstance(plan.layout, Patches):
+        return _from_patches(plan.layout, wanted.tile_size, tensor, invert)
+    first = sum(earlier.tiles for earlier in plan.views[:view])
+    across = 1 if isinstance(wanted, FloatView) else wanted.canvas[1] // wanted.tile_size[1]
+    return _from_tiles(tensor[first : first + wanted.tiles], across, invert)
+
+
+def _from_patches(layout: Patches, size: tuple[int, int], tensor: NDArray[Any], invert: Invert) -> NDArray[np.uint8]:
+    height, width = size
     patch, merge = layout.patch, layout.merge
+    rows, columns = height // (patch * merge), width // (patch * merge)
     values = tensor.reshape(rows, columns, merge, merge, 3, layout.temporal, patch, patch)[:, :, :, :, :, 0]
     picture = np.empty((height, width, 3), np.uint8)
     target = picture.reshape(rows, merge, patch, columns, merge, patch, 3)
@@ -49,6 +53,16 @@ def unpack(plan: ImagePlan, tensor: NDArray[Any]) -> NDArray[np.uint8]:
     for row in range(rows):
         for channel in range(3):
             target[row, ..., channel] = invert(values[row, :, :, :, channel], channel).transpose(1, 3, 0, 2, 4)
+    return picture
+
+
+def _from_tiles(tiles: NDArray[Any], across: int, invert: Invert) -> NDArray[np.uint8]:
+    count, _, height, width = tiles.shape
+    picture = np.empty((count // across * height, across * width, 3), np.uint8)
+    target = picture.reshape(count // across, height, across, width, 3)
+    for number, tile in enumerate(tiles):
+        for channel in range(3):
+            target[number // across, :, number % across, :, channel] = invert(tile[channel], channel)
     return picture
 
 

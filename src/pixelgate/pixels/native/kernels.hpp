@@ -8,75 +8,100 @@
 namespace pixelgate {
 
 // One resampled axis: out[i] = clip((half + sum_k weights[i * taps + k] * in[start[i] + k]) >> precision).
-// weights == nullptr: the axis does not change.
 struct Axis {
     int32_t size_in, size_out;
     int32_t taps, precision;
     const int32_t *start, *count, *weights;
 };
 
-enum Layout : int32_t { PIXELS = 0, PATCHES = 1 };
+// An axis regrouped for a level's instructions, made once and used for many pictures. Read-only and shared.
+struct Weights {
+    Axis axis;         // its arrays belong to the preparation
+    int32_t channels;  // bytes per source pixel of a horizontal axis; 0 for a vertical one
+    bool narrow;       // every weight fits 16 bits
+
+    // Two taps per multiply-add (16 bit x 16 bit): weight = high * 4096 + low, or low alone where narrow.
+    // paired[(i * pairs + p) * 2] holds the low halves of taps 2p and 2p + 1, the next entry their high halves.
+    const int32_t *paired;
+    int32_t pairs;
+    int32_t safe;  // horizontal: outputs before this one read whole 16-byte blocks inside the row and may write 4 bytes
+
+    // Four taps per multiply-add (8 bit x 8 bit): weight = sum over d of digit[d] * 256^d, balanced.
+    int32_t digits;
+    const int32_t *groups;     // vertical: first group of row i; one more entry at the end
+    const int32_t *quads;      // vertical: per group and digit, the digits of four taps
+    const int32_t *steps;      // horizontal: first step of each block of 16 output bytes; one more entry at the end
+    const int32_t *offsets;    // horizontal: per step, where its 64 source bytes begin
+    const uint8_t *programme;  // horizontal: per step 64 byte indices, then per digit 64 weights
+};
+
+enum Layout : int32_t { PIXELS = 0, PATCHES = 1, TILES = 2 };
 enum Element : int32_t { UINT8 = 0, FLOAT32 = 1, BFLOAT16 = 2, FLOAT16 = 3 };
 
-// One picture's work. Mirrored field by field in kernels.py, which has checked every value.
+// One picture's work. Mirrored field by field in binding.py; kernels.py has checked every value.
 struct Job {
     const uint8_t *pixels;  // rows of RGB, or of RGB and one ignored byte
     int64_t row_stride;     // bytes, positive
     int32_t channels;       // bytes per source pixel: 3 or 4
     int32_t vertical_first;
-    Axis rows, columns;
+    int32_t height_in, width_in, height, width;  // before and after resampling
+    const Weights *rows, *columns;               // null: the axis does not change
 
     int32_t layout;
     int32_t element;
     void *out;
-    int64_t out_stride;  // PIXELS: bytes per row
+    int64_t strides[3];  // bytes. PIXELS: row. TILES: tile, plane, row.
 
-    int32_t patch, merge, temporal;  // PATCHES
+    int32_t patch, merge, temporal;                  // PATCHES
+    int32_t canvas_height, canvas_width, top, left;  // TILES: where the picture lies on the canvas
+    int32_t tile_height, tile_width;                 // TILES: how the canvas is cut
+    uint8_t fill[4];                                 // TILES: the canvas around the picture, RGB
+
     int32_t has_arithmetic;
-    const void *table;                  // [3][256] elements
+    const void *table;                      // [3][256] elements
     float divisor, subtract[3], divide[3];  // (x / divisor - subtract) / divide gives the table bit for bit
 };
 
-// Weights regrouped for instructions that multiply and add two 16-bit taps at once: weight = high * 4096 + low.
-// weights[(i * pairs + p) * 2] holds the low halves of taps 2p and 2p + 1, the next entry their high halves.
-struct PairedAxis {
-    const Axis *axis;
-    const int32_t *weights;
-    int32_t pairs;
-    bool narrow;  // every weight fits 16 bits: the low entry is the weight itself, the high one is zero
-};
-
-struct Horizontal {
-    PairedAxis paired;
-    int32_t channels;
-    int32_t safe;  // outputs before this one read whole 16-byte blocks inside the row and may write 4 bytes
-};
-
-// A finished strip of `patch` resized rows on its way into the output.
-struct PatchStore {
+// Finished rows on their way into the output.
+struct Store {
     const Job *job;
+    size_t element_bytes;
+    const uint8_t *split_table;  // the table in the level's own form, 64-byte aligned
+
+    // PATCHES
     int32_t grid_width;
-    size_t element_bytes, patch_bytes;
+    size_t patch_bytes;
     uint8_t *stage;  // room for `merge` patches, 64-byte aligned: filled in cache, then streamed past it
     bool stream;
 };
 
 struct Level {
     // Resample `count` rows: source rows of `channels` bytes per pixel to rows of RGB.
-    void (*horizontal)(const Horizontal &, const uint8_t *const *rows, uint8_t *const *targets, int count);
-    // Output row y from its tap rows; the pointer list has one valid spare entry at its end.
-    void (*vertical)(const PairedAxis &, int y, const uint8_t *const *taps, uint8_t *target, size_t bytes);
-    // Grid row `grid_y` from a strip of RGB rows that may be read 64 bytes past each row's end.
-    void (*patches)(const PatchStore &, int grid_y, const uint8_t *strip, size_t pitch);
+    void (*horizontal)(const Weights &, const uint8_t *const *rows, uint8_t *const *targets, int count);
+    // Output row y from its tap rows; the pointer list has three valid spare entries at its end.
+    void (*vertical)(const Weights &, int y, const uint8_t *const *taps, uint8_t *target, size_t bytes);
+    // Grid row `grid_y` from a strip of RGB rows that may be read SLACK bytes past each row's end.
+    void (*patches)(const Store &, int grid_y, const uint8_t *strip, size_t pitch);
+    // A run of RGB pixels, readable SLACK bytes past its end, to one run of elements per channel.
+    void (*planes)(const Store &, const uint8_t *pixels, int count, uint8_t *const *targets);
+    // Brings the table into the level's own form, as many bytes; null where there is none.
+    void (*split_table)(const Job &, uint8_t *target);
 };
+
+constexpr size_t SLACK = 192;
 
 extern const Level portable_level;
 #if defined(__x86_64__)
 extern const Level avx2_level;
+extern const Level avx512_level;
 #endif
 
+static inline uint8_t clip(int32_t value) { return uint8_t(value < 0 ? 0 : value > 255 ? 255 : value); }
+
+static inline size_t bytes_of(int32_t element) { return element == UINT8 ? 1 : element == FLOAT32 ? 4 : 2; }
+
 // Patches of a grid row are contiguous in runs of `merge`; this is where the patch at (y, x) begins.
-static inline uint8_t *patch_address(const PatchStore &store, int y, int x) {
+static inline uint8_t *patch_address(const Store &store, int y, int x) {
     const int merge = store.job->merge;
     const int64_t block = int64_t(y / merge) * (store.grid_width / merge) + x / merge;
     const int64_t index = block * merge * merge + int64_t(y % merge) * merge + x % merge;

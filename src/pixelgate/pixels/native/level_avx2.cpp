@@ -8,8 +8,6 @@
 namespace pixelgate {
 namespace {
 
-inline uint8_t clip(int32_t value) { return uint8_t(value < 0 ? 0 : value > 255 ? 255 : value); }
-
 inline __m128i load16(const uint8_t *p) { return _mm_loadu_si128(reinterpret_cast<const __m128i *>(p)); }
 inline __m256i load32(const uint8_t *p) { return _mm256_loadu_si256(reinterpret_cast<const __m256i *>(p)); }
 
@@ -37,17 +35,16 @@ inline __m256i tap_pair(int t) {
 }
 
 template <int CHANNELS, bool NARROW>
-void horizontal_rows(const Horizontal &pass, const uint8_t *const *rows, uint8_t *const *targets) {
-    const PairedAxis &paired = pass.paired;
-    const Axis &axis = *paired.axis;
+void horizontal_rows(const Weights &columns, const uint8_t *const *rows, uint8_t *const *targets) {
+    const Axis &axis = columns.axis;
     const __m256i half = _mm256_set1_epi32(1 << (axis.precision - 1));
     const __m128i shift = _mm_cvtsi32_si128(axis.precision);
     const __m256i first = tap_pair<CHANNELS>(0), second = tap_pair<CHANNELS>(2);
     const uint8_t *upper = rows[0], *lower = rows[1];
-    for (int x = 0; x < pass.safe; x++) {
+    for (int x = 0; x < columns.safe; x++) {
         __m256i low = half, high = _mm256_setzero_si256();
         size_t offset = size_t(axis.start[x]) * CHANNELS;
-        const int32_t *w = paired.weights + size_t(x) * paired.pairs * 2;
+        const int32_t *w = columns.paired + size_t(x) * columns.pairs * 2;
         for (int k = 0; k < axis.count[x]; k += 4, offset += 4 * CHANNELS, w += 4) {
             const __m256i block =
                 _mm256_inserti128_si256(_mm256_castsi128_si256(load16(upper + offset)), load16(lower + offset), 1);
@@ -68,33 +65,33 @@ void horizontal_rows(const Horizontal &pass, const uint8_t *const *rows, uint8_t
         std::memcpy(targets[0] + x * 3, &up, 4);  // the fourth byte is overwritten by the next pixel
         std::memcpy(targets[1] + x * 3, &down, 4);
     }
-    for (int x = pass.safe; x < axis.size_out; x++) {
+    for (int x = columns.safe; x < axis.size_out; x++) {
         horizontal_pixel<CHANNELS>(axis, x, upper, targets[0]);
         horizontal_pixel<CHANNELS>(axis, x, lower, targets[1]);
     }
 }
 
-void horizontal(const Horizontal &pass, const uint8_t *const *rows, uint8_t *const *targets, int count) {
-    using Rows = void (*)(const Horizontal &, const uint8_t *const *, uint8_t *const *);
+void horizontal(const Weights &columns, const uint8_t *const *rows, uint8_t *const *targets, int count) {
+    using Rows = void (*)(const Weights &, const uint8_t *const *, uint8_t *const *);
     const Rows variants[2][2] = {{horizontal_rows<3, false>, horizontal_rows<3, true>},
                                  {horizontal_rows<4, false>, horizontal_rows<4, true>}};
-    const Rows run = variants[pass.channels == 4][pass.paired.narrow];
+    const Rows run = variants[columns.channels == 4][columns.narrow];
     for (int i = 0; i < count; i += 2) {
         const int j = i + 1 < count ? i + 1 : i;  // an odd last row is computed twice
         const uint8_t *two_rows[2] = {rows[i], rows[j]};
         uint8_t *two_targets[2] = {targets[i], targets[j]};
-        run(pass, two_rows, two_targets);
+        run(columns, two_rows, two_targets);
     }
 }
 
 // ------------------------------------------------------------------------------------------------------ vertical
 
 template <bool NARROW>
-inline void vertical_block(const PairedAxis &paired, const int32_t *weights, int pairs, const uint8_t *const *taps,
+inline void vertical_block(const Weights &rows, const int32_t *weights, int pairs, const uint8_t *const *taps,
                            uint8_t *target, size_t x) {
     const __m256i zero = _mm256_setzero_si256();
-    const __m256i half = _mm256_set1_epi32(1 << (paired.axis->precision - 1));
-    const __m128i shift = _mm_cvtsi32_si128(paired.axis->precision);
+    const __m256i half = _mm256_set1_epi32(1 << (rows.axis.precision - 1));
+    const __m128i shift = _mm_cvtsi32_si128(rows.axis.precision);
     __m256i low[4] = {half, half, half, half}, high[4] = {zero, zero, zero, zero};
     for (int p = 0; p < pairs; p++) {
         const __m256i a = load32(taps[p * 2] + x), b = load32(taps[p * 2 + 1] + x);
@@ -116,18 +113,18 @@ inline void vertical_block(const PairedAxis &paired, const int32_t *weights, int
 }
 
 template <bool NARROW>
-void vertical_row(const PairedAxis &paired, int y, const uint8_t *const *taps, uint8_t *target, size_t bytes) {
-    const int32_t *weights = paired.weights + size_t(y) * paired.pairs * 2;
-    const int pairs = (paired.axis->count[y] + 1) / 2;
-    for (size_t x = 0; x + 32 <= bytes; x += 32) vertical_block<NARROW>(paired, weights, pairs, taps, target, x);
+void vertical_row(const Weights &rows, int y, const uint8_t *const *taps, uint8_t *target, size_t bytes) {
+    const int32_t *weights = rows.paired + size_t(y) * rows.pairs * 2;
+    const int pairs = (rows.axis.count[y] + 1) / 2;
+    for (size_t x = 0; x + 32 <= bytes; x += 32) vertical_block<NARROW>(rows, weights, pairs, taps, target, x);
     // the last block overlaps its neighbour, so nothing outside the row is touched
-    if (bytes % 32) vertical_block<NARROW>(paired, weights, pairs, taps, target, bytes - 32);
+    if (bytes % 32) vertical_block<NARROW>(rows, weights, pairs, taps, target, bytes - 32);
 }
 
-void vertical(const PairedAxis &paired, int y, const uint8_t *const *taps, uint8_t *target, size_t bytes) {
-    if (bytes < 32) return portable_level.vertical(paired, y, taps, target, bytes);
-    if (paired.narrow) return vertical_row<true>(paired, y, taps, target, bytes);
-    vertical_row<false>(paired, y, taps, target, bytes);
+void vertical(const Weights &rows, int y, const uint8_t *const *taps, uint8_t *target, size_t bytes) {
+    if (bytes < 32) return portable_level.vertical(rows, y, taps, target, bytes);
+    if (rows.narrow) return vertical_row<true>(rows, y, taps, target, bytes);
+    vertical_row<false>(rows, y, taps, target, bytes);
 }
 
 // ------------------------------------------------------------------------------------------------------- patches
@@ -162,6 +159,12 @@ struct Normalise {
     __m256 divisor, subtract, divide;
     bool divides_first;
 };
+
+inline void set_constants(const Job &job, Normalise *constants) {
+    for (int c = 0; c < 3; c++)
+        constants[c] = {_mm256_set1_ps(job.divisor), _mm256_set1_ps(job.subtract[c]), _mm256_set1_ps(job.divide[c]),
+                        job.divisor != 1.0f};
+}
 
 inline __m256 normalise(__m128i bytes, const Normalise &n) {
     __m256 x = _mm256_cvtepi32_ps(_mm256_cvtepu8_epi32(bytes));
@@ -207,7 +210,7 @@ void stream_copy(uint8_t *target, const uint8_t *source, size_t bytes) {
 
 // For patches 8 to 16 pixels wide: a patch row is two overlapping groups of eight.
 template <class As>
-void patch_row(const PatchStore &store, int grid_y, const uint8_t *strip, size_t pitch) {
+void patch_row(const Store &store, int grid_y, const uint8_t *strip, size_t pitch) {
     const Job &job = *store.job;
     const int patch = job.patch, merge = job.merge;
     const size_t row = patch * As::bytes, plane = row * patch, second = (patch - 8) * As::bytes;
@@ -215,9 +218,7 @@ void patch_row(const PatchStore &store, int grid_y, const uint8_t *strip, size_t
     for (int i = 0; i < 16; i++) order[i] = uint8_t(i < 8 ? patch - 8 + i : 0x80);
     const __m128i to_second = load16(order);
     Normalise constants[3];
-    for (int c = 0; c < 3; c++)
-        constants[c] = {_mm256_set1_ps(job.divisor), _mm256_set1_ps(job.subtract[c]), _mm256_set1_ps(job.divide[c]),
-                        job.divisor != 1.0f};
+    set_constants(job, constants);
 
     for (int grid_x = 0; grid_x < store.grid_width; grid_x += merge) {
         uint8_t *const run = patch_address(store, grid_y, grid_x);
@@ -243,7 +244,7 @@ void patch_row(const PatchStore &store, int grid_y, const uint8_t *strip, size_t
     if (store.stream) _mm_sfence();
 }
 
-void patches(const PatchStore &store, int grid_y, const uint8_t *strip, size_t pitch) {
+void patches(const Store &store, int grid_y, const uint8_t *strip, size_t pitch) {
     const Job &job = *store.job;
     const bool two_groups = job.patch >= 8 && job.patch <= 16;
     if (two_groups && job.element == UINT8) return patch_row<AsUint8>(store, grid_y, strip, pitch);
@@ -254,9 +255,37 @@ void patches(const PatchStore &store, int grid_y, const uint8_t *strip, size_t p
     portable_level.patches(store, grid_y, strip, pitch);
 }
 
+// -------------------------------------------------------------------------------------------------------- planes
+
+// Whole groups of 16 pixels; the last one overlaps its neighbour.
+template <class As>
+void plane_rows(const Job &job, const uint8_t *pixels, int count, uint8_t *const *targets) {
+    Normalise constants[3];
+    set_constants(job, constants);
+    for (int begin = 0; begin < count; begin += 16) {
+        const int x = begin + 16 <= count ? begin : count - 16;
+        const Planes planes = deinterleave(pixels + size_t(x) * 3);
+        for (int c = 0; c < 3; c++) {
+            uint8_t *target = targets[c] + x * As::bytes;
+            As::put(target, planes.channel[c], constants[c]);
+            As::put(target + 8 * As::bytes, _mm_unpackhi_epi64(planes.channel[c], planes.channel[c]), constants[c]);
+        }
+    }
+}
+
+void planes(const Store &store, const uint8_t *pixels, int count, uint8_t *const *targets) {
+    const Job &job = *store.job;
+    if (count >= 16 && job.element == UINT8) return plane_rows<AsUint8>(job, pixels, count, targets);
+    if (count >= 16 && job.has_arithmetic && job.element == FLOAT32)
+        return plane_rows<AsFloat32>(job, pixels, count, targets);
+    if (count >= 16 && job.has_arithmetic && job.element == BFLOAT16)
+        return plane_rows<AsBfloat16>(job, pixels, count, targets);
+    portable_level.planes(store, pixels, count, targets);
+}
+
 }  // namespace
 
-const Level avx2_level = {horizontal, vertical, patches};
+const Level avx2_level = {horizontal, vertical, patches, planes, nullptr};
 
 }  // namespace pixelgate
 #endif
