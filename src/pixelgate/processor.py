@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from pixelgate._version import __version__
 from pixelgate.errors import KernelError, OptionError, RequestError
 from pixelgate.media import decode as decoder
+from pixelgate.media import fast
 from pixelgate.media.policy import MediaPolicy
 from pixelgate.models import checkpoint as checkpoints
 from pixelgate.models import family as families
@@ -115,7 +116,10 @@ class Processor:
         return ImageInputs({name: out, **aux}, parts, plans)
 
     def rgb(self, image: ImageLike) -> NDArray[np.uint8]:
-        """A picture of any accepted kind as uint8 [height, width, 3], by this processor's decode policy."""
+        """A picture of any accepted kind as rows for `execute`, by this processor's decode policy.
+
+        uint8 [height, width, 3], or 4 with a byte that means nothing; may be read-only, and the picture's own memory.
+        """
         if isinstance(image, PIL.Image.Image):
             return decoder.from_pil(image, self.policy)
         if isinstance(image, np.ndarray):
@@ -126,7 +130,7 @@ class Processor:
             raise RequestError(
                 f"a picture must be a PIL.Image, a uint8 array, encoded bytes or a path, not {type(image).__name__}"
             )
-        return decoder.decode(bytes(image), self.policy, self.backend)
+        return decoder.decode_rows(bytes(image), self.policy, self.backend)
 
     def header(self, data_or_path: bytes | str | Path) -> decoder.Header:
         """The upright size and the format of an encoded picture; no pixel is decoded."""
@@ -137,7 +141,7 @@ class Processor:
     @property
     def fingerprint(self) -> str:
         """64 hex digits over everything that decides the pixels, besides the encoded picture and the call."""
-        facts = (self.family, self.backend, self.policy.rgb, __version__, PIL.__version__)
+        facts = (self.family, self.backend, self.policy.rgb, __version__, PIL.__version__, *fast.VERSIONS)
         return hashlib.sha256(repr(facts).encode()).hexdigest()
 
 

@@ -26,7 +26,7 @@ from PIL.TiffImagePlugin import TiffImageFile
 from PIL.WebPImagePlugin import WebPImageFile
 
 from pixelgate.errors import DecodeError, MediaError, PixelgateError, TooLargeError
-from pixelgate.media import rgb
+from pixelgate.media import arrow, fast, rgb
 from pixelgate.media.policy import MediaPolicy
 
 Backend = Literal["torchvision", "pil"]
@@ -100,30 +100,29 @@ def decode(data: bytes, policy: MediaPolicy, backend: Backend = "torchvision") -
     or garbles (BMP, TIFF, animated WebP, 16-bit PNG) follows our own rule. Raises DecodeError for what is no accepted
     picture or a damaged one, TooLargeError above the policy's limits.
     """
-    with _guarded():
-        image, kind = _opened(data, policy)
-        rule = _rule(image, kind, data, policy, backend)
-        orientation = _orientation(image, kind, data, rule)
-        height, width = _upright_size(image, orientation)
-        image.load()
-        if rule == "pil":
-            picture = rgb.by_pil_backend(image)
-        elif rule == "torchvision":
-            picture = rgb.by_torchvision_backend(image)
-        else:
-            picture = rgb.flattened(rgb.eight_bit(image, data[_PNG_DEPTH] if kind == "PNG" else None))
-        if orientation in _TURNS and kind != "TIFF":  # Pillow has turned a TIFF while loading it
-            picture = picture.transpose(_TURNS[orientation])
-        if picture.size != (width, height):
-            raise DecodeError(f"the {kind} picture has another size than its header says")
-        return rgb.pixels(picture)
+    picture = _decoded(data, policy, backend)
+    if isinstance(picture, np.ndarray):
+        return np.ascontiguousarray(picture[:, :, :3])
+    return rgb.pixels(picture)
+
+
+def decode_rows(data: bytes, policy: MediaPolicy, backend: Backend = "torchvision") -> NDArray[np.uint8]:
+    """`decode` without its last copy: [height, width, 3], or 4 with a byte that means nothing; may be read-only.
+
+    This is what the kernels read; it may be the decoder's own memory.
+    """
+    picture = _decoded(data, policy, backend)
+    return picture if isinstance(picture, np.ndarray) else _rows(picture)
 
 
 def from_pil(image: Image.Image, policy: MediaPolicy) -> NDArray[np.uint8]:
-    """A PIL image as transformers takes it, for both values of ``policy.rgb``: on white, not turned by EXIF."""
+    """A PIL image as transformers takes it, for both values of ``policy.rgb``: on white, not turned by EXIF.
+
+    Returns rows like `decode_rows`; they may be the image's own memory.
+    """
     _check_pixels(image.height, image.width, policy)
     with _guarded():
-        return rgb.pixels(rgb.flattened(image))
+        return _rows(rgb.flattened(image))
 
 
 def from_array(array: NDArray[Any]) -> NDArray[np.uint8]:
@@ -166,6 +165,36 @@ def sniff(data: bytes) -> str | None:
         if start.startswith(signature) or (signature[:1] == b"<" and text.startswith(signature)):
             return kind
     return None
+
+
+def _decoded(data: bytes, policy: MediaPolicy, backend: Backend) -> NDArray[np.uint8] | Image.Image:
+    """The upright picture: rows of a faster decoder, or an RGB image of Pillow's."""
+    with _guarded():
+        image, kind = _opened(data, policy)
+        rule = _rule(image, kind, data, policy, backend)
+        orientation = _orientation(image, kind, data, rule)
+        height, width = _upright_size(image, orientation)
+        # every rule leaves a plain picture that stands upright as it is
+        if orientation not in _TURNS and (pixels := fast.decode(data, image, kind)) is not None:
+            return pixels
+        image.load()
+        if rule == "pil":
+            picture = rgb.by_pil_backend(image)
+        elif rule == "torchvision":
+            picture = rgb.by_torchvision_backend(image)
+        else:
+            picture = rgb.flattened(rgb.eight_bit(image, data[_PNG_DEPTH] if kind == "PNG" else None))
+        if orientation in _TURNS and kind != "TIFF":  # Pillow has turned a TIFF while loading it
+            picture = picture.transpose(_TURNS[orientation])
+        if picture.size != (width, height):
+            raise DecodeError(f"the {kind} picture has another size than its header says")
+        return picture
+
+
+def _rows(picture: Image.Image) -> NDArray[np.uint8]:
+    picture.load()
+    shared = arrow.shared_pixels(picture)
+    return rgb.pixels(picture) if shared is None else shared
 
 
 @contextmanager
