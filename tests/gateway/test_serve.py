@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import ctypes
+import logging
 import re
 import signal
 import socket
@@ -72,6 +73,16 @@ def test_a_gateway_that_cannot_start_says_so(caplog):
     with pytest.raises(ConfigError, match="the gateway did not start"):
         serve.run(GatewaySettings(models=(model,), port=0, engine_wait=0.0))
     assert "no engine of model 'demo' answered within 0 seconds" in caplog.text
+
+
+def test_the_process_owns_pillows_blocks_and_log(monkeypatch):
+    monkeypatch.setattr(serve, "server_config", lambda *_: pytest.fail("not reached"))
+    blocks = []
+    monkeypatch.setattr(serve, "large_blocks", lambda nbytes, kept: blocks.append((nbytes, kept)))
+    with pytest.raises(ConfigError):
+        serve.run(GatewaySettings(models=(ModelSettings(str(CHECKPOINT), ("http://x",), "demo"),), workers=3))
+    assert blocks == [(64 << 20, 3)]
+    assert not logging.getLogger("PIL.TiffImagePlugin").isEnabledFor(logging.ERROR)
 
 
 def test_malloc_keeps_large_blocks_where_there_is_glibc(monkeypatch):

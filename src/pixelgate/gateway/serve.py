@@ -6,6 +6,7 @@ import contextlib
 import ctypes
 import logging
 import sys
+import warnings
 
 import uvicorn
 
@@ -13,16 +14,20 @@ from pixelgate.errors import ConfigError
 from pixelgate.gateway.app import create_app
 from pixelgate.gateway.served import open_model
 from pixelgate.gateway.settings import GatewaySettings
+from pixelgate.media.arrow import large_blocks
 
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # glibc's <malloc.h>
 _LARGEST_HEAP_BLOCK = 32 << 20  # glibc takes no larger threshold
 _KEPT_HEAP = 512 << 20
+_PILLOW_BLOCK = 64 << 20  # four bytes a pixel: pictures of up to 16 megapixels are read where they lie
 
 
 def run(settings: GatewaySettings) -> None:
     """Serve until a signal ends it. Raises ConfigError or CheckpointError when the gateway cannot start."""
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    quieten_decoders()
     keep_large_blocks()
+    large_blocks(_PILLOW_BLOCK, kept=settings.workers)
     app = create_app(settings, [open_model(model, settings) for model in settings.models])
     server = uvicorn.Server(server_config(app, settings))
     # uvicorn exits when it cannot start, and after SIGINT raises it anew once everything is closed
@@ -47,6 +52,12 @@ def server_config(app: object, settings: GatewaySettings) -> uvicorn.Config:
         log_config=None,
         timeout_graceful_shutdown=30,
     )
+
+
+def quieten_decoders() -> None:
+    """Strangers' broken files are answered, not logged: Pillow would log and warn about every one."""
+    logging.getLogger("PIL").setLevel(logging.CRITICAL)
+    warnings.filterwarnings("ignore", module=r"PIL\.")
 
 
 def keep_large_blocks() -> None:

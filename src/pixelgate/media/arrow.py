@@ -71,7 +71,7 @@ def shared_pixels(image: Image.Image) -> NDArray[np.uint8] | None:
 
 
 def large_blocks(nbytes: int, kept: int) -> None:
-    """Let Pillow allocate images of up to ``nbytes`` as one block, and keep ``kept`` freed blocks for the next.
+    """Let Pillow allocate images of up to ``nbytes`` as one block, and keep ``kept`` freed blocks for the next ones.
 
     Changes the whole process, so only a program that owns it may call this.
     """
