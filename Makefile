@@ -5,7 +5,11 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 SOURCES := pyproject.toml setup.py $(wildcard src/pixelgate/pixels/native/*)
 
-.PHONY: demo test lint bench ci-full goldens clean
+# gcc's runtime for checking the kernels from inside Python, which is not built for it
+SANITIZERS = $(shell $(or $(CXX),g++) -print-file-name=libasan.so) $(shell $(or $(CXX),g++) -print-file-name=libstdc++.so)
+FUZZ_SECONDS ?= 30
+
+.PHONY: demo test lint sanitize bench ci-full goldens clean
 
 demo: $(VENV)/runtime.stamp
 	$(BIN)/pixelgate demo
@@ -18,6 +22,16 @@ lint: $(VENV)/dev.stamp
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
+# The kernels' tests, and random plans, on kernels built with AddressSanitizer and UBSan.
+sanitize: $(VENV)/dev.stamp
+	rm -rf build/sanitized
+	PIXELGATE_CXXFLAGS='-fsanitize=address,undefined -fno-sanitize-recover=all -g' \
+		$(BIN)/python -m pip install --quiet --no-deps --target build/sanitized .
+	PYTHONPATH=build/sanitized LD_PRELOAD='$(SANITIZERS)' ASAN_OPTIONS=detect_leaks=0 sh -c "\
+		$(BIN)/python -c 'import pixelgate; assert \"sanitized\" in pixelgate.__file__' && \
+		$(BIN)/python -m pytest -q -p no:cacheprovider tests/pixels && \
+		$(BIN)/python tests/fuzz/fuzz_kernels.py --seconds $(FUZZ_SECONDS)"
+
 # Prints what this machine can compare with; `make bench PEER=path/to/python` names an environment with transformers.
 bench: $(VENV)/runtime.stamp
 	$(BIN)/python benchmarks/preprocess.py $(if $(PEER),--peer $(PEER))
@@ -25,6 +39,7 @@ bench: $(VENV)/runtime.stamp
 # What takes too long for every change: installs transformers in an environment of its own, makes the goldens again and
 # compares, and runs the benchmarks against it.
 ci-full: lint test $(VENV)/peer.stamp
+	$(MAKE) sanitize FUZZ_SECONDS=300
 	$(VENV)/peer/bin/python tests/goldens/make.py --out build/goldens
 	$(BIN)/python tests/goldens/compare.py build/goldens tests/goldens/data
 	$(BIN)/python benchmarks/preprocess.py --peer $(VENV)/peer/bin/python
@@ -35,7 +50,7 @@ goldens: $(VENV)/peer.stamp
 $(VENV)/runtime.stamp: $(SOURCES)
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --upgrade 'pip>=25.1'
-	$(BIN)/python -m pip install --quiet --editable '.[gateway,reader]'
+	$(BIN)/python -m pip install --quiet --editable '.[gateway,reader,fast]'
 	touch $@
 
 $(VENV)/dev.stamp: $(VENV)/runtime.stamp

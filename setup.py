@@ -21,7 +21,8 @@ X86_FLAGS = {
     "level_avx2.cpp": ["-mavx2"],
     # GCC 12 takes its own intrinsics for reads of uninitialised variables
     "level_avx512.cpp": shlex.split(
-        "-mavx512f -mavx512bw -mavx512vl -mavx512dq -mavx512vnni -mavx512vbmi -Wno-uninitialized -Wno-maybe-uninitialized"
+        "-mavx512f -mavx512bw -mavx512vl -mavx512dq -mavx512vnni -mavx512vbmi"
+        " -Wno-uninitialized -Wno-maybe-uninitialized"
     ),
 }
 
