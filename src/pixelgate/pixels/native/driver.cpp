@@ -165,6 +165,8 @@ void run_patches(const Job &job, const Level &level) {
         resampler.fill(y * job.patch, job.patch, strip.targets.data());
         level.patches(store, y, strip.targets[0], strip.pitch);
     }
+    // once, at the end: streamed stores drain while the next rows are resampled
+    if (store.stream && level.finish_streaming) level.finish_streaming();
 }
 
 // Cuts a row of the canvas into the rows of its tiles.

@@ -86,6 +86,8 @@ struct Level {
     void (*planes)(const Store &, const uint8_t *pixels, int count, uint8_t *const *targets);
     // Brings the table into the level's own form, as many bytes; null where there is none.
     void (*split_table)(const Job &, uint8_t *target);
+    // Orders streamed stores before what the caller does next; null where a level does not stream.
+    void (*finish_streaming)();
 };
 
 constexpr size_t SLACK = 192;

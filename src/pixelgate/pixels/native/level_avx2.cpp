@@ -241,7 +241,6 @@ void patch_row(const Store &store, int grid_y, const uint8_t *strip, size_t pitc
         }
         if (store.stream) stream_copy(run, store.stage, merge * store.patch_bytes);
     }
-    if (store.stream) _mm_sfence();
 }
 
 void patches(const Store &store, int grid_y, const uint8_t *strip, size_t pitch) {
@@ -283,9 +282,11 @@ void planes(const Store &store, const uint8_t *pixels, int count, uint8_t *const
     portable_level.planes(store, pixels, count, targets);
 }
 
+void finish_streaming() { _mm_sfence(); }
+
 }  // namespace
 
-const Level avx2_level = {horizontal, vertical, patches, planes, nullptr};
+const Level avx2_level = {horizontal, vertical, patches, planes, nullptr, finish_streaming};
 
 }  // namespace pixelgate
 #endif

@@ -9,6 +9,9 @@
 namespace pixelgate {
 namespace {
 
+// A call in these places would spill every register.
+#define INLINE __attribute__((always_inline)) inline
+
 constexpr int ROWS = 4;  // rows resampled together: a step is decoded once for all of them
 
 inline __m512i load64(const void *p) { return _mm512_loadu_si512(p); }
@@ -29,24 +32,29 @@ void horizontal_rows(const Weights &columns, const uint8_t *const *rows, uint8_t
     const __m128i shift = _mm_cvtsi32_si128(columns.axis.precision);
     const int64_t bytes = int64_t(columns.axis.size_out) * 3;
     const uint8_t *step = columns.programme;
+    const int32_t *const offsets = columns.offsets, *const steps = columns.steps;
     int s = 0;
     for (int64_t begin = 0, block = 0; begin < bytes; begin += 16, block++) {
         __m512i sums[ROWS][DIGITS];
         for (int r = 0; r < ROWS; r++)
             for (int d = 0; d < DIGITS; d++) sums[r][d] = d ? zero : half;
-        for (const int end = columns.steps[block + 1]; s < end; s++, step += 64 * (1 + DIGITS)) {
+        for (const int end = steps[block + 1]; s < end; s++, step += 64 * (1 + DIGITS)) {
             const __m512i picks = _mm512_load_si512(step);
             __m512i weights[DIGITS];
             for (int d = 0; d < DIGITS; d++) weights[d] = _mm512_load_si512(step + 64 * (1 + d));
             for (int r = 0; r < ROWS; r++) {
-                const __m512i taps = _mm512_permutexvar_epi8(picks, load64(rows[r] + columns.offsets[s]));
+                const __m512i taps = _mm512_permutexvar_epi8(picks, load64(rows[r] + offsets[s]));
                 for (int d = 0; d < DIGITS; d++) sums[r][d] = _mm512_dpbusd_epi32(sums[r][d], taps, weights[d]);
             }
         }
-        const __mmask16 mask = __mmask16(first(bytes - begin));
         for (int r = 0; r < ROWS; r++) {
             const __m512i words = _mm512_max_epi32(recombined<DIGITS>(sums[r], shift), zero);
-            _mm_mask_storeu_epi8(targets[r] + begin, mask, _mm512_cvtusepi32_epi8(words));
+            const __m128i finished = _mm512_cvtusepi32_epi8(words);
+            uint8_t *const target = targets[r] + begin;
+            if (bytes - begin >= 16)
+                _mm_storeu_si128(reinterpret_cast<__m128i *>(target), finished);
+            else
+                _mm_mask_storeu_epi8(target, __mmask16(first(bytes - begin)), finished);
         }
     }
 }
@@ -71,7 +79,7 @@ void horizontal(const Weights &columns, const uint8_t *const *rows, uint8_t *con
 // ------------------------------------------------------------------------------------------------------ vertical
 
 template <int DIGITS, bool WHOLE>
-inline void vertical_block(const int32_t *quads, int groups, __m512i half, __m128i shift, const uint8_t *const *taps,
+INLINE void vertical_block(const int32_t *quads, int groups, __m512i half, __m128i shift, const uint8_t *const *taps,
                            uint8_t *target, size_t x, __mmask64 mask) {
     __m512i sums[4][DIGITS];
     for (int i = 0; i < 4; i++)
@@ -133,7 +141,7 @@ void split_table(const Job &job, uint8_t *target) {
 }
 
 template <int BYTES>
-inline Table<BYTES> table_of(const Store &store, int channel) {
+INLINE Table<BYTES> table_of(const Store &store, int channel) {
     const uint8_t *split = store.split_table + channel * 256 * BYTES;
     Table<BYTES> table;
     for (int b = 0; b < BYTES; b++)
@@ -146,9 +154,20 @@ struct Elements {
     __m512i part[BYTES];  // 64 elements in memory order
 };
 
+// The order in which interleaving the bytes of elements, which works within 128-bit lanes, gives them back in memory
+// order.
+template <int BYTES>
+inline __m512i in_lanes(__m512i pixels) {
+    if constexpr (BYTES == 4)
+        return _mm512_permutexvar_epi32(_mm512_setr_epi32(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15), pixels);
+    if constexpr (BYTES == 2) return _mm512_permutexvar_epi64(_mm512_setr_epi64(0, 4, 1, 5, 2, 6, 3, 7), pixels);
+    return pixels;
+}
+
 // 64 pixels of one channel to their elements.
 template <int BYTES>
-inline Elements<BYTES> look_up(const Table<BYTES> &table, __m512i pixels) {
+INLINE Elements<BYTES> look_up(const Table<BYTES> &table, __m512i pixels) {
+    pixels = in_lanes<BYTES>(pixels);
     const __mmask64 upper = _mm512_movepi8_mask(pixels);
     __m512i bytes[BYTES];
     for (int b = 0; b < BYTES; b++) {
@@ -160,14 +179,9 @@ inline Elements<BYTES> look_up(const Table<BYTES> &table, __m512i pixels) {
     if constexpr (BYTES == 1) {
         elements.part[0] = bytes[0];
     } else if constexpr (BYTES == 2) {
-        // unpacking works within 128-bit lanes, so lanes are brought into order first
-        const __m512i order = _mm512_setr_epi64(0, 4, 1, 5, 2, 6, 3, 7);
-        const __m512i a = _mm512_permutexvar_epi64(order, bytes[0]), b = _mm512_permutexvar_epi64(order, bytes[1]);
-        elements.part[0] = _mm512_unpacklo_epi8(a, b);
-        elements.part[1] = _mm512_unpackhi_epi8(a, b);
+        elements.part[0] = _mm512_unpacklo_epi8(bytes[0], bytes[1]);
+        elements.part[1] = _mm512_unpackhi_epi8(bytes[0], bytes[1]);
     } else {
-        const __m512i order = _mm512_setr_epi32(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15);
-        for (int b = 0; b < BYTES; b++) bytes[b] = _mm512_permutexvar_epi32(order, bytes[b]);
         const __m512i ab_low = _mm512_unpacklo_epi8(bytes[0], bytes[1]);
         const __m512i ab_high = _mm512_unpackhi_epi8(bytes[0], bytes[1]);
         const __m512i cd_low = _mm512_unpacklo_epi8(bytes[2], bytes[3]);
@@ -180,19 +194,26 @@ inline Elements<BYTES> look_up(const Table<BYTES> &table, __m512i pixels) {
     return elements;
 }
 
+// The last `count` of a group's 64 elements, as whole vectors that end at `end`: what they overlap is written again.
 template <int BYTES>
-inline void store(uint8_t *target, const Elements<BYTES> &elements, int count) {
-    if (count >= 64) {
-        for (int b = 0; b < BYTES; b++) _mm512_storeu_si512(target + b * 64, elements.part[b]);
-        return;
+INLINE void store_last(uint8_t *end, const Elements<BYTES> &elements, int count) {
+    for (int b = 0; b < BYTES; b++)
+        if ((BYTES - b) * 64 < count * BYTES + 64)
+            _mm512_storeu_si512(end - (BYTES - b) * 64, elements.part[b]);
+}
+
+// A run of at least 64 pixels of one channel to its elements, in `copies` places `apart` bytes from each other.
+template <int BYTES>
+INLINE void store_run(uint8_t *target, const Table<BYTES> &table, const uint8_t *pixels, int count, int copies,
+                      size_t apart) {
+    int x = 0;
+    for (; x + 64 <= count; x += 64) {
+        const Elements<BYTES> elements = look_up(table, load64(pixels + x));
+        for (int t = 0; t < copies; t++) store_last(target + t * apart + size_t(x + 64) * BYTES, elements, 64);
     }
-    // masked stores are slow, so a whole vector is written wherever it fits
-    for (int b = 0, left = count * BYTES; left > 0; b++, left -= 64) {
-        if (left >= 64)
-            _mm512_storeu_si512(target + b * 64, elements.part[b]);
-        else
-            _mm512_mask_storeu_epi8(target + b * 64, first(left), elements.part[b]);
-    }
+    if (x == count) return;
+    const Elements<BYTES> elements = look_up(table, load64(pixels + count - 64));
+    for (int t = 0; t < copies; t++) store_last(target + t * apart + size_t(count) * BYTES, elements, count - x);
 }
 
 // ------------------------------------------------------------------------------------------------------- patches
@@ -207,20 +228,18 @@ void stream_copy(uint8_t *target, const uint8_t *source, size_t bytes) {
     std::memcpy(target + done, source + done, bytes - done);
 }
 
-constexpr int WIDEST = 16;  // pixels of a patch row that one gather holds
+constexpr int NARROWEST = 8, WIDEST = 16;  // pixels of a patch row: a patch has a whole group, a gather a whole row
 
-// For patches up to 16 pixels wide: the bytes of each channel's whole patch are gathered, then looked up 64 at a time.
+// The bytes of each channel's whole patch are gathered, then looked up 64 at a time.
 template <int BYTES>
 void patch_row(const Store &patches, int grid_y, const uint8_t *strip, size_t pitch) {
     const Job &job = *patches.job;
-    const int patch = job.patch, merge = job.merge, pixels = patch * patch;
+    const int patch = job.patch, merge = job.merge, temporal = job.temporal, pixels = patch * patch;
     const size_t plane = size_t(pixels) * BYTES;
-    Table<BYTES> tables[3];
-    for (int c = 0; c < 3; c++) tables[c] = table_of<BYTES>(patches, c);
     alignas(64) uint8_t order[64] = {};
     for (int i = 0; i < 48; i++) order[i] = uint8_t(i % 16 * 3 + i / 16);
     const __m512i by_channel = _mm512_load_si512(order);
-    alignas(64) uint8_t channel[3][WIDEST * WIDEST + 64] = {};  // the last rows are stored and read beyond the patch
+    alignas(64) uint8_t channel[3][WIDEST * WIDEST + 16];  // a row is stored as 16 bytes, the last one beyond the patch
 
     for (int grid_x = 0; grid_x < patches.grid_width; grid_x += merge) {
         uint8_t *const run = patch_address(patches, grid_y, grid_x);
@@ -236,21 +255,19 @@ void patch_row(const Store &patches, int grid_y, const uint8_t *strip, size_t pi
                                  _mm512_extracti32x4_epi32(three, 2));
             }
             for (int c = 0; c < 3; c++) {
-                uint8_t *const frame = base + i * patches.patch_bytes + c * job.temporal * plane;
-                for (int x = 0; x < pixels; x += 64) {
-                    const Elements<BYTES> elements = look_up(tables[c], _mm512_load_si512(channel[c] + x));
-                    for (int t = 0; t < job.temporal; t++)
-                        store(frame + t * plane + size_t(x) * BYTES, elements, pixels - x);
-                }
+                // a copy of its own stays in registers: stores could change any table in memory
+                const Table<BYTES> table = table_of<BYTES>(patches, c);
+                uint8_t *const frame = base + i * patches.patch_bytes + c * temporal * plane;
+                store_run(frame, table, channel[c], pixels, temporal, plane);
             }
         }
         if (patches.stream) stream_copy(run, patches.stage, merge * patches.patch_bytes);
     }
-    if (patches.stream) _mm_sfence();
 }
 
 void patches(const Store &store, int grid_y, const uint8_t *strip, size_t pitch) {
-    if (store.job->patch > WIDEST) return portable_level.patches(store, grid_y, strip, pitch);
+    if (store.job->patch < NARROWEST || store.job->patch > WIDEST)
+        return portable_level.patches(store, grid_y, strip, pitch);
     switch (store.element_bytes) {
         case 1: return patch_row<1>(store, grid_y, strip, pitch);
         case 2: return patch_row<2>(store, grid_y, strip, pitch);
@@ -281,16 +298,18 @@ void plane_rows(const Store &rows, const uint8_t *pixels, int count, uint8_t *co
     for (int c = 0; c < 3; c++) {
         const Table<BYTES> table = table_of<BYTES>(rows, c);
         const __m512i picks = _mm512_load_si512(PICKS.early[c]), more = _mm512_load_si512(PICKS.late[c]);
-        for (int x = 0; x < count; x += 64) {
+        for (int begin = 0; begin < count; begin += 64) {
+            const int x = begin + 64 <= count ? begin : count - 64;  // the last group overlaps its neighbour
             const uint8_t *in = pixels + size_t(x) * 3;
             const __m512i found = _mm512_permutex2var_epi8(load64(in), picks, load64(in + 64));
             const __m512i channel = _mm512_permutex2var_epi8(found, more, load64(in + 128));
-            store(targets[c] + size_t(x) * BYTES, look_up(table, channel), count - x);
+            store_last(targets[c] + size_t(x + 64) * BYTES, look_up(table, channel), 64);
         }
     }
 }
 
 void planes(const Store &rows, const uint8_t *pixels, int count, uint8_t *const *targets) {
+    if (count < 64) return avx2_level.planes(rows, pixels, count, targets);
     switch (rows.element_bytes) {
         case 1: return plane_rows<1>(rows, pixels, count, targets);
         case 2: return plane_rows<2>(rows, pixels, count, targets);
@@ -298,9 +317,11 @@ void planes(const Store &rows, const uint8_t *pixels, int count, uint8_t *const 
     }
 }
 
+void finish_streaming() { _mm_sfence(); }
+
 }  // namespace
 
-const Level avx512_level = {horizontal, vertical, patches, planes, split_table};
+const Level avx512_level = {horizontal, vertical, patches, planes, split_table, finish_streaming};
 
 }  // namespace pixelgate
 #endif

@@ -258,6 +258,6 @@ void planes(const Store &store, const uint8_t *pixels, int count, uint8_t *const
 
 }  // namespace
 
-const Level portable_level = {horizontal, vertical, patches, planes, nullptr};
+const Level portable_level = {horizontal, vertical, patches, planes, nullptr, nullptr};
 
 }  // namespace pixelgate
