@@ -10,7 +10,7 @@
 namespace pixelgate {
 namespace {
 
-constexpr size_t STREAM_FROM = 1 << 20;  // output bytes from which stores that bypass the cache pay
+constexpr size_t STREAM_FROM = 8 << 20;  // output bytes from which stores that bypass the cache pay
 constexpr int BATCH = 4;                 // source rows resampled at a time
 constexpr int SPARE_TAPS = 3;            // pointers that a level may follow beyond the last tap
 constexpr int BLOCK = 8;                 // finished rows at a time, where the layout does not say
