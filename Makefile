@@ -32,9 +32,9 @@ sanitize: $(VENV)/dev.stamp
 		$(BIN)/python -m pytest -q -p no:cacheprovider tests/pixels && \
 		$(BIN)/python tests/fuzz/fuzz_kernels.py --seconds $(FUZZ_SECONDS)"
 
-# Prints what this machine can compare with; `make bench PEER=path/to/python` names an environment with transformers.
-bench: $(VENV)/runtime.stamp
-	$(BIN)/python benchmarks/preprocess.py $(if $(PEER),--peer $(PEER))
+# Against transformers and hf-processors-rs, in an environment of their own: several GB the first time.
+bench: $(VENV)/peer.stamp
+	$(VENV)/peer/bin/python benchmarks/preprocess.py
 
 # What takes too long for every change: installs transformers in an environment of its own, makes the goldens again and
 # compares, and runs the benchmarks against it.
@@ -42,7 +42,8 @@ ci-full: lint test $(VENV)/peer.stamp
 	$(MAKE) sanitize FUZZ_SECONDS=300
 	$(VENV)/peer/bin/python tests/goldens/make.py --out build/goldens
 	$(BIN)/python tests/goldens/compare.py build/goldens tests/goldens/data
-	$(BIN)/python benchmarks/preprocess.py --peer $(VENV)/peer/bin/python
+	$(VENV)/peer/bin/python tests/goldens/random_resize.py
+	$(VENV)/peer/bin/python benchmarks/preprocess.py
 
 goldens: $(VENV)/peer.stamp
 	$(VENV)/peer/bin/python tests/goldens/make.py
@@ -57,9 +58,10 @@ $(VENV)/dev.stamp: $(VENV)/runtime.stamp
 	$(BIN)/python -m pip install --quiet --group dev
 	touch $@
 
-$(VENV)/peer.stamp: tests/goldens/requirements.txt
+$(VENV)/peer.stamp: tests/goldens/requirements.txt benchmarks/requirements.txt $(SOURCES)
 	$(PYTHON) -m venv $(VENV)/peer
-	$(VENV)/peer/bin/python -m pip install --quiet --requirement $<
+	$(VENV)/peer/bin/python -m pip install --quiet --requirement tests/goldens/requirements.txt
+	$(VENV)/peer/bin/python -m pip install --quiet --requirement benchmarks/requirements.txt --editable '.[fast]'
 	touch $@
 
 clean:

@@ -1,10 +1,10 @@
-"""JPEG bytes to the float32 tensor of Qwen2.5-VL, one thread: pixelgate's levels against transformers, paired.
+"""From encoded pictures to tensors, one thread: pixelgate's levels against named peers, paired.
 
     python benchmarks/preprocess.py [--rounds N]
 
 All contenders take turns in every round of one process, so that a busy machine is busy for all of them. A figure is the
-smallest of its rounds: processor seconds of this thread, and wall-clock seconds. Results are compared on bytes first.
-A contender whose package or instruction set is missing is printed as "not run".
+smallest processor time over the rounds. Results are compared on bytes before anything is timed.
+README.md in this folder says what each table measures.
 """
 
 from __future__ import annotations
@@ -16,114 +16,202 @@ import platform
 import time
 import warnings
 from collections.abc import Callable
-from pathlib import Path
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 
 import numpy as np
+import peers
 import PIL.Image
-from pictures import photo
+from peers import Contender
+from pictures import photo, screenshot
 
 import pixelgate
+from pixelgate.media import fast
+from pixelgate.media.arrow import large_blocks
 from pixelgate.pixels import binding
-from pixelgate.pixels.plan import execute
+from pixelgate.pixels.kernels import Window
+from pixelgate.pixels.plan import ImagePlan, Tiles, View, execute
 
-CHECKPOINT = Path(__file__).parents[1] / "tests" / "goldens" / "checkpoints" / "qwen2_5_vl"
-SIZES = {"640x480": (480, 640), "1920x1080": (1080, 1920), "4000x3000": (3000, 4000)}
-BACKENDS = ("torchvision", "pil")
-Contender = Callable[[bytes], np.ndarray]
+JPEGS = {"640x480": (480, 640), "1920x1080": (1080, 1920), "4000x3000": (3000, 4000)}
+LEVELS = tuple(reversed(binding.LEVELS))
+FAST = dict(fast.DECODERS)
 
 
-def ours(backend: str, level: str) -> Contender:
-    processor = pixelgate.load(CHECKPOINT, backend=backend)
+def use_fast_decoders(wanted: bool) -> None:
+    fast.DECODERS.clear()
+    fast.DECODERS.update(FAST if wanted else {})
+
+
+def ours(backend: str, level: str, *, fast_decoders: bool = False) -> Contender:
+    """The library from bytes to tensor, into memory that is used again."""
+    processor = pixelgate.load(peers.CHECKPOINT, backend=backend)
     reused: dict[tuple[int, ...], np.ndarray] = {}
 
     def run(data: bytes) -> np.ndarray:
+        use_fast_decoders(fast_decoders)
         image = processor.rgb(data)
         plan = processor.plan(height=image.shape[0], width=image.shape[1])
-        out = reused.setdefault(plan.shape, np.empty(plan.shape, np.float32))
-        return execute(plan, image, out, level=level)
+        if plan.shape not in reused:
+            reused[plan.shape] = np.empty(plan.shape, np.float32)
+        return execute(plan, image, reused[plan.shape], level=level)
 
     return run
 
 
-def transformers_peer(backend: str) -> Contender:
-    """transformers with a picture opened by Pillow, as its users do."""
-    import torch
-    from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
-    from transformers.models.qwen2_vl.image_processing_qwen2_vl import Qwen2VLImageProcessor
-
-    torch.set_num_threads(1)
-    checkpoint = pixelgate.load(CHECKPOINT).checkpoint
-    cls = Qwen2VLImageProcessorPil if backend == "pil" else Qwen2VLImageProcessor
-    processor = cls(**{k: v for k, v in checkpoint.preprocessor.items() if not k.endswith(("_type", "_class"))})
-
-    def run(data: bytes) -> np.ndarray:
-        image = PIL.Image.open(io.BytesIO(data))
-        return processor(image, return_tensors="pt")["pixel_values"].numpy()
-
-    return run
-
-
-def contenders(backend: str) -> dict[str, Contender | None]:
-    found: dict[str, Contender | None] = {}
+def available(make: Callable[[], Contender]) -> Contender | None:
     try:
-        found[f"transformers {backend}"] = transformers_peer(backend)
+        return make()
     except ImportError:
-        found[f"transformers {backend}"] = None
-    for level in binding.LEVELS:
-        found[f"pixelgate {level}"] = ours(backend, level) if level in binding.available_levels() else None
-    return found
+        return None
 
 
-def measure(runs: dict[str, Contender], data: bytes, rounds: int) -> dict[str, tuple[float, float]]:
-    """Smallest (processor, wall-clock) seconds of each, after a first run that is compared on bytes."""
-    results = {name: run(data).copy() for name, run in runs.items()}
-    first = next(iter(results.values()))
-    for name, result in results.items():
-        if result.tobytes() != first.tobytes():
-            raise SystemExit(f"{name} does not equal {next(iter(results))}: nothing is measured")
-    best = dict.fromkeys(runs, (float("inf"), float("inf")))
-    for _ in range(rounds):
+def measure(runs: dict[str, Callable[[], object]], rounds: int) -> dict[str, float]:
+    """Smallest processor milliseconds of each."""
+    best = dict.fromkeys(runs, float("inf"))
+    for number in range(rounds + 1):
         for name, run in runs.items():
-            cpu, wall = time.thread_time(), time.perf_counter()
-            run(data)
-            cpu, wall = time.thread_time() - cpu, time.perf_counter() - wall
-            best[name] = (min(best[name][0], cpu), min(best[name][1], wall))
+            start = time.process_time()  # of all threads: one peer works on a thread of its own
+            run()
+            if number:  # the first round warms up
+                best[name] = min(best[name], (time.process_time() - start) * 1e3)
     return best
 
 
+def require_equal(runs: dict[str, Contender], data: bytes) -> None:
+    results = {name: run(data).tobytes() for name, run in runs.items()}
+    first = next(iter(results))
+    for name, result in results.items():
+        if result != results[first]:
+            raise SystemExit(f"{name} does not equal {first}: nothing is measured")
+
+
+def ratio(peer: float | None, own: float) -> str:
+    return f"{peer / own:9.1f}x" if peer is not None else f"{'not run':>10s}"
+
+
+def against_peers(name: str, data: bytes, rounds: int) -> None:
+    """One picture: every level, and both kinds of decoders, against every peer."""
+    rivals = {
+        "torchvision": {
+            "transformers torchvision": available(lambda: peers.transformers("torchvision")),
+            "the same, own decoder": available(lambda: peers.transformers("torchvision", own_decoder=True)),
+            "hf-processors-rs": available(lambda: peers.hf_processors_rs("torchvision")),
+        },
+        "pil": {"transformers pil": available(lambda: peers.transformers("pil"))},
+    }
+    runs: dict[str, Contender] = {}
+    for backend, found in rivals.items():
+        group = {rival: run for rival, run in found.items() if run is not None}
+        for level in binding.available_levels():
+            group[f"{level} {backend}"] = ours(backend, level)
+        group[f"fast {backend}"] = ours(backend, binding.default_level(), fast_decoders=True)
+        require_equal(group, data)
+        runs |= group
+    best = measure({key: partial(run, data) for key, run in runs.items()}, rounds)
+    for rival in (*rivals["torchvision"], *rivals["pil"]):
+        figure = f"{best[rival]:9.2f}" if rival in best else f"{'not run':>9s}"
+        print(f"{name:18s}{rival:38s}{figure}")
+    own = [(level, f"pixelgate {level}") for level in LEVELS]
+    own.append(("fast", f"pixelgate {binding.default_level()}, pixelgate[fast]"))
+    for key, title in own:
+        if f"{key} pil" not in best:
+            print(f"{name:18s}{title:38s}{'not run':>9s}")
+            continue
+        torchvision, pil = best[f"{key} torchvision"], best[f"{key} pil"]
+        print(f"{name:18s}{title:38s}{torchvision:9.2f}", end="")
+        print(ratio(best.get("transformers pil"), pil), end="")
+        for rival in rivals["torchvision"]:
+            print(ratio(best.get(rival), torchvision), end="")
+        print(flush=True)
+
+
+def crop_against_decode(rounds: int) -> None:
+    """12 megapixels to LLaVA's 336x336 crop, over decoding alone."""
+    data = photo(3000, 4000)
+    affine = pixelgate.load(peers.CHECKPOINT).family.affine
+    resample = pixelgate.load(peers.CHECKPOINT).family.resample
+    view = View((336, 448), resample, crop=Window(0, 56, 336, 336))
+    plan = ImagePlan(3000, 4000, (view,), Tiles(), affine, tokens=576)
+    out = np.empty(plan.shape, np.float32)
+    processor = pixelgate.load(peers.CHECKPOINT)
+
+    def decode() -> object:
+        image = PIL.Image.open(io.BytesIO(data))
+        return image.load()
+
+    use_fast_decoders(False)
+    runs: dict[str, Callable[[], object]] = {"decode": decode}
+    for level in binding.available_levels():
+        runs[level] = lambda level=level: execute(plan, processor.rgb(data), out, level=level)
+    best = measure(runs, rounds)
+    for level in binding.available_levels():
+        share = best[level] / best["decode"]
+        print(f"4000x3000 to LLaVA's 336, {level:9s} {best[level]:8.2f} ms, {share:.2f} of decoding alone")
+
+
+def after_decode(rounds: int) -> None:
+    """Nanoseconds per output pixel, from the decoded picture to the tensor, output used again."""
+    use_fast_decoders(False)
+    for name, (height, width) in JPEGS.items():
+        for backend in ("torchvision", "pil"):
+            processor = pixelgate.load(peers.CHECKPOINT, backend=backend)
+            image = processor.rgb(photo(height, width))
+            plan = processor.plan(height=height, width=width)
+            out = np.empty(plan.shape, np.float32)
+            levels = binding.available_levels()
+            best = measure({level: partial(execute, plan, image, out, level=level) for level in levels}, rounds)
+            new_height, new_width = plan.views[0].resize
+            for level, milliseconds in best.items():
+                each = milliseconds * 1e6 / (new_height * new_width)
+                print(f"after decoding, {name:10s} {backend:12s} {level:9s} {each:6.2f} ns per output pixel")
+
+
+def two_threads(rounds: int) -> None:
+    """Pictures per second of two threads over one; wall clock, so only meaningful on two idle cores."""
+    data = photo(1080, 1920)
+    work = [ours("torchvision", binding.default_level()) for _ in range(2)]
+    for run in work:
+        run(data)
+
+    def timed(threads: int) -> float:
+        start = time.perf_counter()
+        with ThreadPoolExecutor(threads) as pool:
+            list(pool.map(lambda i: [work[i](data) for _ in range(10)], range(threads)))
+        return threads * 10 / (time.perf_counter() - start)
+
+    one, two = (max(timed(threads) for _ in range(rounds)) for threads in (1, 2))
+    print(f"two threads: {two / one:.2f} of one ({one:.0f} and {two:.0f} pictures of 1920x1080 a second)")
+
+
 def versions() -> str:
-    names = ("pixelgate", "numpy", "pillow", "transformers", "torch", "torchvision")
     found = []
-    for name in names:
+    for name in ("pixelgate", "numpy", "pillow", "transformers", "torch", "torchvision", "hf-processors-rs"):
         try:
             found.append(f"{name} {importlib.metadata.version(name)}")
         except importlib.metadata.PackageNotFoundError:
             found.append(f"{name} not installed")
-    return ", ".join(found)
+    return ", ".join((*found, *fast.VERSIONS))
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rounds", type=int, default=15)
+    parser.add_argument("--rounds", type=int, default=12)
     rounds = parser.parse_args().rounds
     warnings.simplefilter("ignore")
-    print(f"{platform.machine()}, levels {', '.join(binding.available_levels())}; {versions()}")
-    print("smallest of the rounds, one thread; ratio: transformers' processor time over ours\n")
-    print(f"{'picture':11s}{'contender':28s}{'cpu ms':>9s}{'wall ms':>9s}{'ratio':>8s}")
-    for backend in BACKENDS:
-        found = contenders(backend)
-        runs = {name: run for name, run in found.items() if run is not None}
-        peer = f"transformers {backend}"
-        for size, (height, width) in SIZES.items():
-            best = measure(runs, photo(height, width), max(3, rounds * 1080 * 1920 // max(height * width, 1080 * 1920)))
-            for name in found:
-                if name not in best:
-                    print(f"{size:11s}{name:28s}{'not run':>18s}")
-                    continue
-                cpu, wall = best[name]
-                ratio = f"{best[peer][0] / cpu:7.1f}x" if peer in best and name != peer else ""
-                print(f"{size:11s}{name:28s}{cpu * 1e3:9.2f}{wall * 1e3:9.2f}{ratio}", flush=True)
-        print()
+    large_blocks(64 << 20, 1)  # as the gateway does; the peers' Pillow gains from it, too
+    print(f"{platform.machine()}, levels {', '.join(binding.available_levels())}\n{versions()}\n")
+    print(
+        f"{'picture':18s}{'contender':38s}{'cpu ms':>9s}{'tf pil':>10s}{'tf tv':>10s}{'tf tv own':>10s}{'hf-p-rs':>10s}"
+    )
+    for name, (height, width) in JPEGS.items():
+        against_peers(f"{name} JPEG", photo(height, width), max(4, rounds * 1080 * 1920 // (height * width)))
+    against_peers("1920x1080 PNG", screenshot(1080, 1920), rounds)
+    print()
+    crop_against_decode(rounds)
+    print()
+    after_decode(rounds)
+    print()
+    two_threads(5)
 
 
 if __name__ == "__main__":
