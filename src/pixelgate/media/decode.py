@@ -26,7 +26,7 @@ from PIL.TiffImagePlugin import TiffImageFile
 from PIL.WebPImagePlugin import WebPImageFile
 
 from pixelgate.errors import DecodeError, MediaError, PixelgateError, TooLargeError
-from pixelgate.media import arrow, fast, rgb
+from pixelgate.media import arrow, fast, rgb, structure
 from pixelgate.media.policy import MediaPolicy
 
 Backend = Literal["torchvision", "pil"]
@@ -135,7 +135,8 @@ def from_array(array: NDArray[Any]) -> NDArray[np.uint8]:
             f"a picture as an array must be RGB of shape [height, width, 3], not {list(array.shape)}; "
             "the channels come last, grey needs three equal channels"
         )
-    return np.ascontiguousarray(array)
+    # not ascontiguousarray: it leaves odd strides to axes of length 1
+    return array if array.flags.c_contiguous and array.strides == (3 * array.shape[1], 3, 1) else array.copy()
 
 
 def read_path(path: str | Path, policy: MediaPolicy) -> bytes:
@@ -215,6 +216,7 @@ def _opened(data: bytes, policy: MediaPolicy) -> tuple[ImageFile, str]:
     if kind not in policy.formats:
         found = "there are no bytes" if not data else f"this is {kind}" if kind else "this is no known format"
         raise DecodeError(f"not a picture in an accepted format ({', '.join(policy.formats)}): {found}")
+    structure.check(data, kind)
     image = _PLUGINS[kind](BytesIO(data))
     _check_pixels(image.height, image.width, policy)
     return image, kind
