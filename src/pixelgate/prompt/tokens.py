@@ -70,7 +70,8 @@ class Tokenizer:
         """
         sealed = "".join([part if isinstance(part, str) else self._seals[part] for part in parts])
         try:
-            ids = self._backend.encode(sealed, add_special_tokens=False).ids
+            # a batch of one: it releases the GIL, which encode() holds for as long as the text is
+            ids = self._backend.encode_batch([sealed], add_special_tokens=False)[0].ids
         except TypeError as error:  # not a string to the library: half of a surrogate pair has no UTF-8 form
             raise RequestError("The text is not valid Unicode.", param="messages") from error
         if not self._not_from_text.isdisjoint(ids):
