@@ -6,6 +6,8 @@ import asyncio
 import hashlib
 import io
 import json
+import socket
+import sys
 import zipfile
 
 import grpc
@@ -138,3 +140,19 @@ async def test_the_command_serves_as_it_was_told(checkpoint, capsys):
     await client.close()
     server.cancel()
     await asyncio.wait([server])
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--checkpoint", "nowhere"], "strict_engine: nowhere"),
+        (["--checkpoint", "{checkpoint}", "--port", "{taken}"], "strict_engine: cannot listen on 127.0.0.1:{taken}"),
+    ],
+)
+def test_the_command_refuses_in_one_line(arguments, message, monkeypatch, capsys, checkpoint):
+    arguments = [a.replace("{checkpoint}", str(checkpoint)) for a in arguments]
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = str(taken.getsockname()[1])
+        monkeypatch.setattr(sys, "argv", ["strict_engine", *(a.replace("{taken}", port) for a in arguments)])
+        assert strict_engine.main() == 1
+        assert capsys.readouterr().err.splitlines()[-1].startswith(message.replace("{taken}", port))

@@ -27,6 +27,7 @@ class _Member:
     in_flight: int = 0
     probe: asyncio.Task[EngineFacts | None] | None = None
     probe_after: float = 0.0
+    trouble: str = ""
 
 
 class Fleet:
@@ -130,9 +131,12 @@ class Fleet:
         try:
             facts = await member.engine.describe()
         except EngineError as error:
-            log.warning("%s cannot be used: %s", member.engine.url, error.message)
+            if member.trouble != error.message:  # once, not at every look
+                log.warning("%s cannot be used: %s", member.engine.url, error.message)
+            member.trouble = error.message
             member.usable, member.probe_after = False, time.monotonic() + self._probe_interval
             return None
+        member.trouble = ""
         misfits = _misfits(facts, self._facts) if self._facts is not None else []
         if misfits:
             log.error("%s is left out, it does not fit the others: %s", member.engine.url, "; ".join(misfits))

@@ -62,8 +62,8 @@ def _sampling(sampling: Sampling) -> pb.SamplingParams:
     )
     values = {name: getattr(sampling, name) for name in ("temperature", *_OPTIONAL_SAMPLING)}
     # 0 reads as unset on the engine's side, which would mean the opposite of what was asked for.
-    if values["top_p"] == 0:
-        values["top_p"] = _SMALLEST_TOP_P
+    if values["top_p"] is not None:
+        values["top_p"] = max(values["top_p"], _SMALLEST_TOP_P)
     # Clients and checkpoints write -1 for "all tokens"; the field is unsigned and has 0 for it.
     if values["top_k"] == -1:
         values["top_k"] = 0

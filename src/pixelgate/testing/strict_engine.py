@@ -14,6 +14,7 @@ import argparse
 import asyncio
 import hashlib
 import io
+import sys
 import time
 import zipfile
 from collections import deque
@@ -27,6 +28,7 @@ from smg_grpc_proto.generated import common_pb2, vllm_engine_pb2_grpc
 from smg_grpc_proto.generated import vllm_engine_pb2 as pb
 from tokenizers import Tokenizer
 
+from pixelgate.errors import CheckpointError
 from pixelgate.testing.strict_rules import Identities, Refused, StrictFacts, check
 
 SERVICE = pb.DESCRIPTOR.services_by_name["VllmEngine"].full_name
@@ -77,7 +79,9 @@ class StrictEngine:
         options = [
             ("grpc.max_receive_message_length", -1),
             ("grpc.max_send_message_length", -1),
-            ("grpc.http2.min_recv_ping_interval_without_data_ms", 10_000),
+            # long silent answers are normal, and so are pings meanwhile
+            ("grpc.http2.min_ping_interval_without_data_ms", 10_000),
+            ("grpc.http2.max_ping_strikes", 0),
             ("grpc.keepalive_permit_without_calls", 1),
             ("grpc.so_reuseport", 0),
         ]
@@ -264,5 +268,19 @@ async def serve(arguments: argparse.Namespace) -> None:
         await engine.wait()
 
 
+def main() -> int:
+    """The command; 1 with a message for a checkpoint or an address that cannot be used."""
+    arguments = _parser().parse_args()
+    try:
+        asyncio.run(serve(arguments))
+    except CheckpointError as error:
+        print(f"strict_engine: {error.message}", file=sys.stderr)
+    except RuntimeError:  # grpc's way to say that the address is taken
+        print(f"strict_engine: cannot listen on {arguments.host}:{arguments.port}", file=sys.stderr)
+    except KeyboardInterrupt:
+        return 0
+    return 1
+
+
 if __name__ == "__main__":
-    asyncio.run(serve(_parser().parse_args()))
+    sys.exit(main())
