@@ -68,14 +68,41 @@ def test_dtypes_are_roundings_of_what_transformers_returns(processor):
 
 
 def test_out_and_dtype_are_checked(processor):
-    with pytest.raises(KernelError, match="out must be float32"):
+    with pytest.raises(KernelError, match="out must be an array float32"):
         processor(PHOTO, out=np.empty((3, 3), np.float32))
-    with pytest.raises(KernelError, match="out must be uint8"):
+    with pytest.raises(KernelError, match="out must be an array uint8"):
         processor(PHOTO, out=np.empty(processor(PHOTO)["pixel_values"].shape, np.float32), dtype="uint8")
     with pytest.raises(OptionError, match="float64"):
         processor(PHOTO, dtype="float64")
     with pytest.raises(OptionError, match="at least one"):
         processor([])
+
+
+def test_out_may_not_share_memory_with_any_picture(processor):
+    rows = processor.plan(height=56, width=84).shape[0]
+    out = np.zeros((2 * rows, 1176), np.uint8)
+    inside = out[:rows].reshape(-1)[: 56 * 84 * 3].reshape(56, 84, 3)
+    with pytest.raises(KernelError, match="shares memory"):
+        processor([np.zeros((56, 84, 3), np.uint8), inside], dtype="uint8", out=out)
+    with pytest.raises(KernelError, match="list"):
+        processor(inside, out=[1])
+
+
+def test_errors_say_which_picture(processor):
+    with pytest.raises(DecodeError) as caught:
+        processor([PHOTO, b"no picture"])
+    assert caught.value.param == "images[1]"
+
+
+def test_arrays_with_odd_strides_are_taken(processor):
+    image = np.random.default_rng(4).integers(0, 256, (50, 60, 3), dtype=np.uint8)
+    for odd in (image[::-1], image[:, ::-1], image[:1][::-1], image[:, :1][:, ::-1], np.asfortranarray(image)):
+        expected = processor(np.array(odd.tolist(), np.uint8))["pixel_values"]
+        assert same(processor(odd)["pixel_values"], expected)
+
+
+def test_a_processor_is_named_in_short(processor):
+    assert repr(processor) == f"Processor({str(CHECKPOINT)!r}, backend='torchvision', rgb='pixelgate')"
 
 
 def test_options_reach_the_family(processor):
@@ -99,8 +126,10 @@ def test_plan_touches_no_pixels(processor):
     plan = processor.plan(height=1080, width=1920)
     assert (plan.tokens, plan.nbytes) == (2691, 2691 * 4 * 1176 * 4)
     assert plan.views[0].resize == (1092, 1932)
-    with pytest.raises(OptionError, match="at least one pixel"):
-        processor.plan(height=0, width=5)
+    assert processor.plan(height=np.uint16(6000), width=np.uint16(7000)).grid == (1, 236, 276)
+    for height, width in ((0, 5), (10**400, 5), (5, -1), ("5", 5), (5.0, 5)):
+        with pytest.raises(OptionError, match=r"pixels a side|whole numbers"):
+            processor.plan(height=height, width=width)
 
 
 def test_backends_and_conversions_are_chosen_at_load():

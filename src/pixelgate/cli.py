@@ -5,14 +5,15 @@ from __future__ import annotations
 import argparse
 import re
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from pixelgate._version import __version__
-from pixelgate.errors import ConfigError, PixelgateError
+from pixelgate.errors import ConfigError, PixelgateError, RequestError
 from pixelgate.pixels.affine import NUMPY_DTYPES
 from pixelgate.processor import ImageInputs, load
 
@@ -30,6 +31,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 1
     except BrokenPipeError:
         return 1
+    except KeyboardInterrupt:
+        return 130
     return 0
 
 
@@ -40,8 +43,8 @@ def _parser() -> argparse.ArgumentParser:
 
     process = commands.add_parser("process", help="write a checkpoint's input arrays for pictures to an .npz file")
     process.add_argument("checkpoint", help="directory with the checkpoint's configuration")
-    process.add_argument("images", nargs="+", metavar="IMAGE")
-    process.add_argument("-o", "--output", required=True, metavar="OUT.npz")
+    process.add_argument("images", nargs="+", metavar="IMAGE", help="picture files, in the order of the arrays")
+    process.add_argument("-o", "--output", required=True, metavar="OUT.npz", help="where to write the arrays")
     process.add_argument("--dtype", choices=list(NUMPY_DTYPES), help="default: what transformers returns")
     _processor_flags(process)
     process.set_defaults(run=_process)
@@ -77,6 +80,9 @@ def _processor_flags(parser: argparse.ArgumentParser) -> None:
 
 def _process(parsed: argparse.Namespace) -> None:
     processor = load(parsed.checkpoint, backend=parsed.backend, rgb=parsed.rgb)
+    for image in parsed.images:
+        with _about(image):
+            processor.header(image)
     inputs = processor(parsed.images, dtype=parsed.dtype)
     # npz knows no bfloat16: its bits are kept as uint16, as is common
     arrays = {name: a.view(np.uint16) if a.dtype == NUMPY_DTYPES["bfloat16"] else a for name, a in inputs.items()}
@@ -88,9 +94,21 @@ def _process(parsed: argparse.Namespace) -> None:
     _print_arrays(inputs)
 
 
+@contextmanager
+def _about(image: str) -> Iterator[None]:
+    """Errors raised inside name the picture."""
+    try:
+        yield
+    except RequestError as error:
+        if image not in error.message:
+            error.message = f"{image}: {error.message}"
+        raise
+
+
 def _print_arrays(inputs: ImageInputs) -> None:
     for name, array in inputs.items():
-        print(f"{name}  {array.dtype}{list(array.shape)}")
+        stored = ", its bits stored as uint16" if array.dtype == NUMPY_DTYPES["bfloat16"] else ""
+        print(f"{name}  {array.dtype}{list(array.shape)}{stored}")
     print(f"tokens  {' '.join(map(str, inputs.token_counts))}")
 
 
@@ -105,8 +123,9 @@ def _tokens(parsed: argparse.Namespace) -> None:
         plan = processor.plan(height=int(match[2]), width=int(match[1]))
         print(f"{plan.tokens}\t{size}")
     for image in parsed.images:
-        header = processor.header(image)
-        print(f"{processor.plan(height=header.height, width=header.width).tokens}\t{image}")
+        with _about(image):
+            header = processor.header(image)
+            print(f"{processor.plan(height=header.height, width=header.width).tokens}\t{image}")
 
 
 def _serve(parsed: argparse.Namespace) -> None:
@@ -122,8 +141,8 @@ def _settings(parsed: argparse.Namespace) -> GatewaySettings:
 
     from pixelgate.gateway.settings import GatewaySettings, ModelSettings, read
 
-    if parsed.config and (parsed.checkpoint or parsed.engine):
-        raise ConfigError("give either --config or a checkpoint with --engine, not both")
+    if parsed.config and (parsed.checkpoint or parsed.engine or parsed.name):
+        raise ConfigError("give either --config or a checkpoint with --engine and --name, not both")
     if parsed.config:
         settings = read(parsed.config)
     elif parsed.checkpoint:

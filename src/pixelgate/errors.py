@@ -93,14 +93,6 @@ class ModelNotFoundError(RequestError):
     code = "model_not_found"
 
 
-class OverloadedError(PixelgateError):
-    """A budget is full; try again later."""
-
-    status = 429
-    type = "rate_limit_error"
-    code = "overloaded"
-
-
 class EngineError(PixelgateError):
     """The engine answered with a failure or with something that cannot be understood."""
 

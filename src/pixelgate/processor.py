@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import operator
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -23,6 +24,7 @@ from pixelgate.models import family as families
 from pixelgate.models.checkpoint import Checkpoint
 from pixelgate.models.family import Family
 from pixelgate.pixels.affine import NUMPY_DTYPES
+from pixelgate.pixels.kernels import MAX_SIDE
 from pixelgate.pixels.plan import ImagePlan, execute
 from pixelgate.pixels.resample import PillowOrder
 
@@ -75,10 +77,17 @@ class Processor:
     backend: Backend
     policy: MediaPolicy
 
+    def __repr__(self) -> str:
+        return f"Processor({str(self.checkpoint.path)!r}, backend={self.backend!r}, rgb={self.policy.rgb!r})"
+
     def plan(self, *, height: int, width: int, **options: Any) -> ImagePlan:
         """What a picture of this size will become: ``.tokens``, ``.nbytes``, ``.views``; no pixel is touched."""
-        if height < 1 or width < 1:
-            raise OptionError(f"a picture has at least one pixel a side, not {width}x{height}")
+        try:
+            height, width = operator.index(height), operator.index(width)
+        except TypeError:
+            raise OptionError(f"height and width must be whole numbers, not {height!r} and {width!r}") from None
+        if not (1 <= height <= MAX_SIDE and 1 <= width <= MAX_SIDE):
+            raise OptionError(f"a picture has 1 to {MAX_SIDE} pixels a side, not {width}x{height}")
         return self.family.plan(height, width, **options)
 
     def __call__(
@@ -96,17 +105,26 @@ class Processor:
         before normalisation). ``out`` is C-contiguous memory of the result's shape and dtype for the pixel tensor.
         ``options`` are the family's own, such as ``max_pixels``.
         """
-        pictures = [self.rgb(image) for image in _as_list(images)]
+        pictures, plans = [], []
+        for number, image in enumerate(_as_list(images)):
+            try:
+                pictures.append(self.rgb(image))
+                plans.append(self.plan(height=pictures[-1].shape[0], width=pictures[-1].shape[1], **options))
+            except RequestError as error:
+                error.param = error.param or f"images[{number}]"
+                raise
         if not pictures:
             raise OptionError("give at least one picture")
-        plans = [self.plan(height=p.shape[0], width=p.shape[1], **options) for p in pictures]
         dtype = _checked_dtype(dtype) or plans[0].dtype
         rows = [plan.shape[0] for plan in plans]
         shape = (sum(rows), *plans[0].shape[1:])
         if out is None:
             out = np.empty(shape, NUMPY_DTYPES[dtype])
-        elif out.shape != shape or out.dtype != NUMPY_DTYPES[dtype]:
-            raise KernelError(f"out must be {dtype} {list(shape)}, not {out.dtype} {list(out.shape)}")
+        elif not isinstance(out, np.ndarray) or out.shape != shape or out.dtype != NUMPY_DTYPES[dtype]:
+            found = f"{out.dtype} {list(out.shape)}" if isinstance(out, np.ndarray) else type(out).__name__
+            raise KernelError(f"out must be an array {dtype} {list(shape)}, not {found}")
+        elif any(np.may_share_memory(out, picture) for picture in pictures):
+            raise KernelError("out shares memory with a picture")
         pixels = np.split(out, np.cumsum(rows)[:-1])
         for plan, picture, part in zip(plans, pictures, pixels, strict=True):
             execute(plan, picture, part, dtype=dtype)
@@ -155,9 +173,10 @@ def load(
 ) -> Processor:
     """The image processor of the checkpoint directory ``path``; its weights are not needed.
 
-    ``backend`` names the transformers backend whose numbers to reproduce. ``pillow_order`` is the Pillow release whose
-    pass order the pil backend follows. ``rgb="hf"`` converts every kind of input as transformers itself does, instead
-    of by pixelgate's policy (upright, on white, 16 bit scaled). ``policy`` holds the decode limits.
+    ``backend`` names the transformers backend whose numbers to reproduce: "torchvision" or "pil". ``pillow_order`` is
+    the Pillow release whose pass order the pil backend follows: "13", "12.2" (12.2 and 12.3) or "12.1" (and older).
+    ``rgb="hf"`` converts every kind of input as transformers itself does, instead of by pixelgate's policy (upright, on
+    white, 16 bit scaled). ``policy`` holds the decode limits, a ``pixelgate.media.policy.MediaPolicy``.
     Raises CheckpointError for what cannot be read or is not supported.
     """
     for name, value, allowed in (

@@ -130,8 +130,16 @@ def test_switched_off_steps_are_refused(altered, field):
         ({"image_mean": [0.5, 0.5]}, "image_mean"),
         ({"image_mean": 0.5}, "image_mean"),
         ({"resample": 0}, "resample"),
-        ({"size": {"height": 3}}, "height"),
+        ({"size": {"height": 3}}, "shortest_edge"),
+        ({"size": {"shortest_edge": 3, "longest_edge": 4, "height": 3}}, "height"),
         ({"max_pixels": True}, "max_pixels"),
+        ({"max_pixels": 0}, "max_pixels"),
+        ({"patch_size": 1025}, "patch_size"),
+        ({"merge_size": -2}, "merge_size"),
+        ({"temporal_patch_size": 0}, "temporal_patch_size"),
+        ({"rescale_factor": 0}, "rescale_factor"),
+        ({"image_std": [0.5, 0, 0.5]}, "image_std"),
+        ({"size": {"shortest_edge": 5}}, "longest_edge"),
     ],
 )
 def test_settings_that_cannot_be_honoured_are_named(altered, changes, message):

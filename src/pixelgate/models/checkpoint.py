@@ -12,6 +12,7 @@ from pixelgate.errors import CheckpointError
 
 _MISSING = object()
 _MAX_JSON_BYTES = 64 << 20
+_MAX_COUNT = 1 << 40
 
 
 @dataclass(frozen=True)
@@ -135,6 +136,13 @@ class Settings:
         value = self._left.pop(name, allowed[0])
         if value not in allowed:
             raise CheckpointError(f"{name}={value!r} of {self._source} is not supported")
+
+    def count(self, name: str, default: Any = _MISSING, *, most: int = _MAX_COUNT) -> int:
+        """A positive whole number."""
+        value: int = self.take(name, int, default)
+        if not 1 <= value <= most:
+            raise CheckpointError(f"{name} of {self._source} must be from 1 to {most}, not {value}")
+        return value
 
     def triple(self, name: str, default: tuple[float, float, float]) -> tuple[float, float, float]:
         """One float per colour channel."""

@@ -128,22 +128,24 @@ def from_checkpoint(checkpoint: Checkpoint, *, backend: Rule, pillow_order: Pill
     settings = Settings(checkpoint.preprocessor, source)
     for switch in ("do_resize", "do_rescale", "do_normalize", "do_convert_rgb"):
         settings.expect(switch, True)
-    size = Settings(settings.take("size", dict, {}), f"size of {source}")
-    min_pixels = size.take("shortest_edge", int, size.take("min_pixels", int, 56 * 56))
-    max_pixels = size.take("longest_edge", int, size.take("max_pixels", int, 28 * 28 * 1280))
+    # a size in the checkpoint is whole, as in transformers: its defaults replace none of its parts
+    size = Settings(
+        settings.take("size", dict, {"shortest_edge": 56 * 56, "longest_edge": 28 * 28 * 1280}), f"size of {source}"
+    )
+    min_pixels, max_pixels = size.count("shortest_edge"), size.count("longest_edge")
     size.finish()
     resample = settings.take("resample", int, 3)
     if resample not in PIL_FILTERS:
         raise CheckpointError(f"resample={resample} of {source} is not one of {sorted(PIL_FILTERS)}")
     family = QwenVL(
         patches=Patches(
-            patch=settings.take("patch_size", int, 14),
-            merge=settings.take("merge_size", int, 2),
-            temporal=settings.take("temporal_patch_size", int, 2),
+            patch=settings.count("patch_size", 14, most=1024),
+            merge=settings.count("merge_size", 2, most=64),
+            temporal=settings.count("temporal_patch_size", 2, most=64),
         ),
         # the older spelling wins over size, as in transformers
-        min_pixels=settings.take("min_pixels", int, min_pixels),
-        max_pixels=settings.take("max_pixels", int, max_pixels),
+        min_pixels=settings.count("min_pixels", min_pixels),
+        max_pixels=settings.count("max_pixels", max_pixels),
         resample=Resample(PIL_FILTERS[resample], "pillow" if backend == "pil" else "torchvision", pillow_order),
         affine=Affine(
             rule=backend,
@@ -157,6 +159,8 @@ def from_checkpoint(checkpoint: Checkpoint, *, backend: Rule, pillow_order: Pill
     settings.ignore("default_to_square", "data_format", "input_data_format", "device", "disable_grouping")
     settings.ignore("return_tensors", "video_processor_type")
     settings.finish()
+    if not (family.affine.rescale_factor > 0 and all(math.isfinite(v) and v for v in family.affine.std)):
+        raise CheckpointError(f"rescale_factor and image_std of {source} must not be zero")
     vision = checkpoint.config.get("vision_config", {})
     for name, ours in (
         ("patch_size", family.patches.patch),
