@@ -22,14 +22,16 @@ from pixelgate.gateway.settings import GatewaySettings, ModelSettings
 
 
 @asynccontextmanager
-async def process(url, port=0):
-    """`pixelgate serve` as (process, its port, the log so far)."""
+async def process(url, port=0, wait_for=None):
+    """`pixelgate serve` as (process, its port, the log so far), once it listens or has logged ``wait_for``."""
     command = (sys.executable, "-m", "pixelgate.cli", "serve", str(CHECKPOINT), "--engine", url, "--port", str(port))
     running = await asyncio.create_subprocess_exec(*command, stderr=asyncio.subprocess.PIPE)
     log, port = [], 0
     try:
         while not port and (line := await asyncio.wait_for(running.stderr.readline(), 20)):
             log.append(line.decode())
+            if wait_for and wait_for in log[-1]:
+                break
             if found := re.search(r"running on http://127\.0\.0\.1:(\d+)", log[-1]):
                 port = int(found[1])
         yield running, port, log
@@ -68,11 +70,21 @@ async def test_a_port_that_is_taken():
     assert log[-1] == "pixelgate: the gateway did not start; the log above says why\n"
 
 
-def test_a_gateway_that_cannot_start_says_so(caplog):
+def test_a_gateway_without_an_engine_says_so(caplog):
     model = ModelSettings(str(CHECKPOINT), ("vllm+grpc://127.0.0.1:1",), "demo")
-    with pytest.raises(ConfigError, match="the gateway did not start"):
-        serve.run(GatewaySettings(models=(model,), port=0, engine_wait=0.0))
-    assert "no engine of model 'demo' answered within 0 seconds" in caplog.text
+    with pytest.raises(ConfigError, match=r"no engine of model .demo. answered within 1\.5 seconds"):
+        serve.run(GatewaySettings(models=(model,), port=0, engine_wait=1.5))
+    assert [record.message for record in caplog.records if "cannot be used" in record.message] == [
+        "vllm+grpc://127.0.0.1:1 cannot be used: The engine cannot be reached."
+    ]
+
+
+async def test_a_signal_ends_the_wait_for_an_engine():
+    async with process("vllm+grpc://127.0.0.1:1", wait_for="cannot be used") as (running, _, log):
+        running.send_signal(signal.SIGINT)
+        assert await asyncio.wait_for(running.wait(), 5) == 0
+        log.append((await running.stderr.read()).decode())
+    assert "Traceback" not in "".join(log)
 
 
 def test_the_process_owns_pillows_blocks_and_log(monkeypatch):

@@ -32,7 +32,7 @@ log = logging.getLogger(__name__)
 def create_app(settings: GatewaySettings, models: Sequence[ServedModel]) -> Starlette:
     """The ASGI application, to be run once. Engines are connected when it starts; ConfigError ends the start."""
     gateway = _Gateway(settings, models)
-    return Starlette(
+    app = Starlette(
         routes=[
             Route(PATH, gateway.chat_completions, methods=["POST"]),
             Route("/v1/models", gateway.list_models),
@@ -42,6 +42,8 @@ def create_app(settings: GatewaySettings, models: Sequence[ServedModel]) -> Star
         lifespan=gateway.lifespan,
         exception_handlers={HTTPException: _not_found},
     )
+    app.router.redirect_slashes = False  # a redirect would repeat whatever Host the client sent
+    return app
 
 
 class _Gateway:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
+import asyncio
 import ctypes
 import logging
 import sys
@@ -28,11 +28,22 @@ def run(settings: GatewaySettings) -> None:
     quieten_decoders()
     keep_large_blocks()
     large_blocks(_PILLOW_BLOCK, kept=settings.workers)
-    app = create_app(settings, [open_model(model, settings) for model in settings.models])
-    server = uvicorn.Server(server_config(app, settings))
-    # uvicorn exits when it cannot start, and after SIGINT raises it anew once everything is closed
-    with contextlib.suppress(SystemExit, KeyboardInterrupt):
-        server.run()
+    models = [open_model(model, settings) for model in settings.models]
+    server = uvicorn.Server(server_config(create_app(settings, models), settings))
+
+    async def serve() -> None:
+        # Before the server starts: so a refusal is one readable line, and a signal ends the wait for an engine.
+        for model in models:
+            await model.connect(settings.engine_wait)
+        await server.serve()
+
+    try:
+        with asyncio.Runner(loop_factory=server.config.get_loop_factory()) as runner:
+            runner.run(serve())
+    except KeyboardInterrupt:  # uvicorn raises SIGINT anew once everything is closed
+        return
+    except SystemExit:  # its way to say that it cannot listen
+        pass
     if not server.started:
         raise ConfigError("the gateway did not start; the log above says why")
 
