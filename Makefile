@@ -49,6 +49,7 @@ goldens: $(VENV)/peer.stamp
 	$(VENV)/peer/bin/python tests/goldens/make.py
 
 $(VENV)/runtime.stamp: $(SOURCES)
+	@echo "installing into $(VENV); the first time this takes a while"
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --upgrade 'pip>=25.1'
 	$(BIN)/python -m pip install --quiet --editable '.[gateway,reader,fast]'

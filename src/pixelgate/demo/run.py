@@ -26,8 +26,8 @@ MODEL = "demo"
 QUESTION = "What does it say here?"
 SHOWS = """\
 What this shows: the picture entered over HTTP, was decoded and preprocessed as Qwen2.5-VL's own processor does it,
-and its placeholder was expanded in the prompt. The engine never saw the file: it read the text above out of the
-very tensor that would go to a GPU, so the preprocessing must have been right.
+and its placeholder was expanded in the prompt. The engine never saw the file: what it reads, it reads out of the very
+tensor that would go to a GPU, and could not if the preprocessing were wrong.
 What it does not show: a language model. The engine is a text recogniser and ignores the question; point
 `pixelgate serve CHECKPOINT --engine vllm+grpc://HOST:PORT` at a real one."""
 
