@@ -1,6 +1,6 @@
 """From encoded pictures to tensors, one thread: pixelgate's levels against named peers, paired.
 
-    python benchmarks/preprocess.py [--rounds N]
+    python benchmarks/preprocess.py [--rounds N] [--keep-memory]
 
 All contenders take turns in every round of one process, so that a busy machine is busy for all of them. A figure is the
 smallest processor time over the rounds. Results are compared on bytes before anything is timed.
@@ -27,14 +27,15 @@ from pictures import photo, screenshot
 
 import pixelgate
 from pixelgate.media import fast
-from pixelgate.media.arrow import large_blocks
 from pixelgate.pixels import binding
 from pixelgate.pixels.kernels import Window
 from pixelgate.pixels.plan import ImagePlan, Tiles, View, execute
+from pixelgate.process import keep_memory
 
 JPEGS = {"640x480": (480, 640), "1920x1080": (1080, 1920), "4000x3000": (3000, 4000)}
 LEVELS = tuple(reversed(binding.LEVELS))
 FAST = dict(fast.DECODERS)
+OUTPUTS: dict[tuple[int, ...], np.ndarray] = {}
 
 
 def use_fast_decoders(wanted: bool) -> None:
@@ -45,15 +46,14 @@ def use_fast_decoders(wanted: bool) -> None:
 def ours(backend: str, level: str, *, fast_decoders: bool = False) -> Contender:
     """The library from bytes to tensor, into memory that is used again."""
     processor = pixelgate.load(peers.CHECKPOINT, backend=backend)
-    reused: dict[tuple[int, ...], np.ndarray] = {}
 
     def run(data: bytes) -> np.ndarray:
         use_fast_decoders(fast_decoders)
         image = processor.rgb(data)
         plan = processor.plan(height=image.shape[0], width=image.shape[1])
-        if plan.shape not in reused:
-            reused[plan.shape] = np.empty(plan.shape, np.float32)
-        return execute(plan, image, reused[plan.shape], level=level)
+        if plan.shape not in OUTPUTS:
+            OUTPUTS[plan.shape] = np.empty(plan.shape, np.float32)
+        return execute(plan, image, OUTPUTS[plan.shape], level=level)
 
     return run
 
@@ -65,15 +65,16 @@ def available(make: Callable[[], Contender]) -> Contender | None:
         return None
 
 
-def measure(runs: dict[str, Callable[[], object]], rounds: int) -> dict[str, float]:
-    """Smallest processor milliseconds of each."""
+def measure(runs: dict[str, Callable[[], object]], rounds: int, *, repeat: int = 1) -> dict[str, float]:
+    """Smallest processor milliseconds of each, called ``repeat`` times in each of its turns."""
     best = dict.fromkeys(runs, float("inf"))
     for number in range(rounds + 1):
         for name, run in runs.items():
-            start = time.process_time()  # of all threads: one peer works on a thread of its own
-            run()
-            if number:  # the first round warms up
-                best[name] = min(best[name], (time.process_time() - start) * 1e3)
+            for _ in range(repeat):
+                start = time.process_time()  # of all threads: one peer works on a thread of its own
+                run()
+                if number:  # the first round warms up
+                    best[name] = min(best[name], (time.process_time() - start) * 1e3)
     return best
 
 
@@ -89,7 +90,7 @@ def ratio(peer: float | None, own: float) -> str:
     return f"{peer / own:9.1f}x" if peer is not None else f"{'not run':>10s}"
 
 
-def against_peers(name: str, data: bytes, rounds: int) -> None:
+def against_peers(name: str, data: bytes, rounds: int, *, repeat: int = 1) -> None:
     """One picture: every level, and both kinds of decoders, against every peer."""
     rivals = {
         "torchvision": {
@@ -107,7 +108,7 @@ def against_peers(name: str, data: bytes, rounds: int) -> None:
         group[f"fast {backend}"] = ours(backend, binding.default_level(), fast_decoders=True)
         require_equal(group, data)
         runs |= group
-    best = measure({key: partial(run, data) for key, run in runs.items()}, rounds)
+    best = measure({key: partial(run, data) for key, run in runs.items()}, rounds, repeat=repeat)
     for rival in (*rivals["torchvision"], *rivals["pil"]):
         figure = f"{best[rival]:9.2f}" if rival in best else f"{'not run':>9s}"
         print(f"{name:18s}{rival:38s}{figure}")
@@ -196,15 +197,23 @@ def versions() -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=12)
-    rounds = parser.parse_args().rounds
+    parser.add_argument("--keep-memory", action="store_true", help="malloc keeps freed memory, for the peers as well")
+    arguments = parser.parse_args()
+    rounds = arguments.rounds
     warnings.simplefilter("ignore")
-    large_blocks(64 << 20, 1)  # as the gateway does; the peers' Pillow gains from it, too
+    PIL.Image.core.set_block_size(64 << 20)
+    PIL.Image.core.set_blocks_max(1)
+    if arguments.keep_memory:
+        keep_memory()
     print(f"{platform.machine()}, levels {', '.join(binding.available_levels())}\n{versions()}\n")
     print(
         f"{'picture':18s}{'contender':38s}{'cpu ms':>9s}{'tf pil':>10s}{'tf tv':>10s}{'tf tv own':>10s}{'hf-p-rs':>10s}"
     )
     for name, (height, width) in JPEGS.items():
-        against_peers(f"{name} JPEG", photo(height, width), max(4, rounds * 1080 * 1920 // (height * width)))
+        megapixels = height * width / 1e6
+        turns = max(4, rounds if megapixels < 3 else rounds // 3)
+        # a small picture is over before the caches have forgotten the contender before it
+        against_peers(f"{name} JPEG", photo(height, width), turns, repeat=6 if megapixels < 1 else 1)
     against_peers("1920x1080 PNG", screenshot(1080, 1920), rounds)
     print()
     crop_against_decode(rounds)

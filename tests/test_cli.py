@@ -71,7 +71,7 @@ def test_tokens_of_pictures_and_of_sizes(capsys):
     ],
 )
 def test_refusals_are_one_line_in_words(arguments, message, capsys, monkeypatch):
-    monkeypatch.setattr(serve, "keep_large_blocks", lambda: None)
+    monkeypatch.setattr(serve, "keep_memory", lambda pictures: None)
     assert cli.main(arguments) == 1
     error = capsys.readouterr().err.splitlines()[-1]
     assert error.startswith("pixelgate: ")

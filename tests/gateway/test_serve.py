@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import ctypes
 import logging
 import re
 import signal
@@ -87,29 +86,11 @@ async def test_a_signal_ends_the_wait_for_an_engine():
     assert "Traceback" not in "".join(log)
 
 
-def test_the_process_owns_pillows_blocks_and_log(monkeypatch):
+def test_the_process_keeps_memory_and_a_quiet_log(monkeypatch):
     monkeypatch.setattr(serve, "server_config", lambda *_: pytest.fail("not reached"))
-    blocks = []
-    monkeypatch.setattr(serve, "large_blocks", lambda nbytes, kept: blocks.append((nbytes, kept)))
+    kept = []
+    monkeypatch.setattr(serve, "keep_memory", lambda pictures: kept.append(pictures))
     with pytest.raises(ConfigError):
         serve.run(GatewaySettings(models=(ModelSettings(str(CHECKPOINT), ("http://x",), "demo"),), workers=3))
-    assert blocks == [(64 << 20, 3)]
+    assert kept == [3]
     assert not logging.getLogger("PIL.TiffImagePlugin").isEnabledFor(logging.ERROR)
-
-
-def test_malloc_keeps_large_blocks_where_there_is_glibc(monkeypatch):
-    calls = []
-
-    class Library:
-        def __init__(self, name):
-            self.mallopt = lambda *values: calls.append(values)
-
-    monkeypatch.setattr(ctypes, "CDLL", Library)
-    serve.keep_large_blocks()
-    assert calls == [(-3, 32 << 20), (-1, 512 << 20)]
-    monkeypatch.setattr(ctypes, "CDLL", lambda name: object())
-    serve.keep_large_blocks()
-    monkeypatch.setattr(sys, "platform", "darwin")
-    monkeypatch.setattr(ctypes, "CDLL", Library)
-    serve.keep_large_blocks()
-    assert len(calls) == 2

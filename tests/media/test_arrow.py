@@ -6,7 +6,7 @@ import numpy as np
 import PIL.Image
 import pytest
 
-from pixelgate.media.arrow import large_blocks, shared_pixels
+from pixelgate.media.arrow import shared_pixels
 
 
 def noise(height, width, mode="RGB"):
@@ -39,15 +39,3 @@ def test_it_is_the_same_memory_and_outlives_the_image():
 def test_other_modes_are_not_shared():
     assert shared_pixels(noise(4, 4, "L")) is None
     assert shared_pixels(noise(4, 4, "RGBA")) is None
-
-
-def test_large_pictures_are_shared_where_blocks_are_large():
-    before = PIL.Image.core.get_block_size(), PIL.Image.core.get_blocks_max()
-    try:
-        large_blocks(16 << 20, 0)
-        assert shared_pixels(PIL.Image.new("RGB", (3000, 2000))) is None
-        large_blocks(64 << 20, 1)
-        image = PIL.Image.effect_noise((3000, 2000), 50).convert("RGB")
-        assert shared_pixels(image)[:, :, :3].tobytes() == np.asarray(image).tobytes()
-    finally:
-        large_blocks(*before)

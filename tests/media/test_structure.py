@@ -63,6 +63,13 @@ def test_fill_bytes_are_counted_too():
         decoder.header(jpeg[:2] + b"\xff" * 2000 + jpeg[2:], POLICY)
 
 
+def test_more_scans_after_a_whole_one_are_no_picture():
+    baseline = encoded("JPEG")
+    last = baseline.rindex(b"\xff\xda")
+    with pytest.raises(DecodeError, match="damaged"):
+        decoder.decode(baseline[:-2] + baseline[last:-2] * 200 + baseline[-2:], POLICY)
+
+
 def test_a_flood_is_refused_at_once():
     flood = with_segments(2_000_000)
     start = time.process_time()

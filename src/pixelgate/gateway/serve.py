@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import ctypes
 import logging
-import sys
 import warnings
 
 import uvicorn
@@ -14,20 +12,14 @@ from pixelgate.errors import ConfigError
 from pixelgate.gateway.app import create_app
 from pixelgate.gateway.served import open_model
 from pixelgate.gateway.settings import GatewaySettings
-from pixelgate.media.arrow import large_blocks
-
-_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # glibc's <malloc.h>
-_LARGEST_HEAP_BLOCK = 32 << 20  # glibc takes no larger threshold
-_KEPT_HEAP = 512 << 20
-_PILLOW_BLOCK = 64 << 20  # four bytes a pixel: pictures of up to 16 megapixels are read where they lie
+from pixelgate.process import keep_memory
 
 
 def run(settings: GatewaySettings) -> None:
     """Serve until a signal ends it. Raises ConfigError or CheckpointError when the gateway cannot start."""
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     quieten_decoders()
-    keep_large_blocks()
-    large_blocks(_PILLOW_BLOCK, kept=settings.workers)
+    keep_memory(pictures=settings.workers)
     models = [open_model(model, settings) for model in settings.models]
     server = uvicorn.Server(server_config(create_app(settings, models), settings))
 
@@ -69,16 +61,3 @@ def quieten_decoders() -> None:
     """Strangers' broken files are answered, not logged: Pillow would log and warn about every one."""
     logging.getLogger("PIL").setLevel(logging.CRITICAL)
     warnings.filterwarnings("ignore", module=r"PIL\.")
-
-
-def keep_large_blocks() -> None:
-    """Let malloc keep freed tensors instead of returning them to the kernel: a page fault costs more than a copy.
-
-    Done only where pixelgate owns the process. glibc alone has these settings; elsewhere nothing changes.
-    """
-    if sys.platform != "linux":
-        return
-    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
-    if mallopt is not None:
-        mallopt(_M_MMAP_THRESHOLD, _LARGEST_HEAP_BLOCK)
-        mallopt(_M_TRIM_THRESHOLD, _KEPT_HEAP)

@@ -52,7 +52,7 @@ class _Memory:
 def shared_pixels(image: Image.Image) -> NDArray[np.uint8] | None:
     """A loaded RGB image as read-only uint8 [height, width, 4], whose fourth byte means nothing.
 
-    None if the rows do not lie in one block of memory: Pillow splits large images (`large_blocks` changes that).
+    None if the rows do not lie in one block of memory: Pillow splits large images.
     """
     if image.mode != "RGB":
         return None
@@ -68,12 +68,3 @@ def shared_pixels(image: Image.Image) -> NDArray[np.uint8] | None:
     if values.offset or values.n_buffers != 2 or values.length != shape[0] * shape[1] * shape[2]:
         return None
     return np.asarray(_Memory(capsule, values.buffers[1], shape))
-
-
-def large_blocks(nbytes: int, kept: int) -> None:
-    """Let Pillow allocate images of up to ``nbytes`` as one block, and keep ``kept`` freed blocks for the next ones.
-
-    Changes the whole process, so only a program that owns it may call this.
-    """
-    Image.core.set_block_size(nbytes)  # type: ignore[attr-defined]
-    Image.core.set_blocks_max(kept)  # type: ignore[attr-defined]

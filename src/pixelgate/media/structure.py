@@ -13,30 +13,35 @@ MAX_JPEG_SCANS = 100
 MAX_JPEG_SEGMENTS = 1000
 MAX_PNG_CHUNKS = 20_000
 
-_START_OF_SCAN = 0xDA
+_BASELINE, _START_OF_SCAN = 0xC0, 0xDA
 
 
 def check(data: bytes, kind: str) -> None:
     """Raise DecodeError for a JPEG or PNG with more parts than any real one."""
     if kind == "JPEG":
-        # Inside a scan FF is always followed by 00 or a restart marker, so this counts scans (and a thumbnail's).
-        if data.count(b"\xff\xda") > MAX_JPEG_SCANS:
-            raise DecodeError(f"the JPEG picture has more than {MAX_JPEG_SCANS} scans")
-        if _segments(data) > MAX_JPEG_SEGMENTS:
-            raise DecodeError(f"the JPEG picture has more than {MAX_JPEG_SEGMENTS} segments before its pixels")
+        _check_jpeg(data)
     elif kind == "PNG" and _chunks(data) > MAX_PNG_CHUNKS:
         raise DecodeError(f"the PNG picture has more than {MAX_PNG_CHUNKS} chunks")
 
 
-def _segments(data: bytes) -> int:
-    """Segments and fill bytes up to the first scan; counting ends above the limit."""
-    count, at = 0, 2
-    while at + 4 <= len(data) and data[at] == 0xFF and count <= MAX_JPEG_SEGMENTS:
-        count += 1
-        if data[at + 1] == _START_OF_SCAN:
-            break
-        at += 1 if data[at + 1] == 0xFF else 2 + int.from_bytes(data[at + 2 : at + 4])
-    return count
+def _check_jpeg(data: bytes) -> None:
+    """Walk to the first scan; count the others only where there can be some."""
+    components, at = 0, 2
+    for _ in range(MAX_JPEG_SEGMENTS):
+        if at + 10 > len(data) or data[at] != 0xFF:
+            return  # for the decoder to refuse
+        marker = data[at + 1]
+        if marker == _BASELINE:
+            components = data[at + 9]
+        elif marker == _START_OF_SCAN:
+            # a baseline picture whose first scan has every component ends with it
+            one_scan = components and data[at + 4] == components
+            # inside a scan FF is always followed by 00 or a restart marker, so this counts scans (and a thumbnail's)
+            if not one_scan and data.count(b"\xff\xda") > MAX_JPEG_SCANS:
+                raise DecodeError(f"the JPEG picture has more than {MAX_JPEG_SCANS} scans")
+            return
+        at += 1 if marker == 0xFF else 2 + int.from_bytes(data[at + 2 : at + 4])
+    raise DecodeError(f"the JPEG picture has more than {MAX_JPEG_SEGMENTS} segments before its pixels")
 
 
 def _chunks(data: bytes) -> int:

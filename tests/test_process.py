@@ -1,0 +1,51 @@
+"""Memory settings of a process."""
+
+import ctypes
+
+import numpy as np
+import PIL.Image
+import pytest
+
+from pixelgate import process
+from pixelgate.media.arrow import shared_pixels
+
+
+@pytest.fixture
+def pillow_blocks():
+    core = PIL.Image.core
+    before = core.get_block_size(), core.get_blocks_max()
+    core.set_block_size(16 << 20)
+    core.set_blocks_max(0)
+    yield core
+    core.set_block_size(before[0])
+    core.set_blocks_max(before[1])
+
+
+def test_pictures_of_12_megapixels_are_then_read_where_they_lie(pillow_blocks):
+    assert shared_pixels(PIL.Image.new("RGB", (4000, 3000))) is None
+    process.keep_memory(2)
+    assert pillow_blocks.get_blocks_max() == 2
+    image = PIL.Image.effect_noise((4000, 3000), 50).convert("RGB")
+    assert shared_pixels(image)[:, :, :3].tobytes() == np.asarray(image).tobytes()
+
+
+@pytest.mark.parametrize("platform", ["linux", "darwin"])
+def test_malloc_keeps_memory_where_it_can(monkeypatch, pillow_blocks, platform):
+    calls = []
+
+    class Library:
+        def __init__(self, name):
+            assert name is None
+
+        def mallopt(self, parameter, value):
+            calls.append((parameter, value))
+
+    monkeypatch.setattr(ctypes, "CDLL", Library)
+    monkeypatch.setattr(process.sys, "platform", platform)
+    process.keep_memory()
+    assert calls == ([(-3, 32 << 20), (-1, 512 << 20)] if platform == "linux" else [])
+
+
+def test_a_library_without_mallopt_is_left_alone(monkeypatch, pillow_blocks):
+    monkeypatch.setattr(ctypes, "CDLL", lambda name: object())
+    process.keep_memory()
