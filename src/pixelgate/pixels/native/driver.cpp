@@ -155,10 +155,13 @@ void run_patches(const Job &job, const Level &level) {
     const Memory table = split_table(job, level);
     Store store = store_of(job, table);
     store.grid_width = job.width / job.patch;
-    store.patch_bytes = store.element_bytes * 3 * job.temporal * job.patch * job.patch;
+    store.plane_bytes = store.element_bytes * job.patch * job.patch;
+    store.patch_bytes = store.plane_bytes * 3 * job.temporal;
+    store.stage_pitch = (store.plane_bytes + 63) / 64 * 64 + 64;
     const int grid_height = job.height / job.patch;
     store.stream = store.patch_bytes * store.grid_width * grid_height >= STREAM_FROM;
-    const Memory stage = allocate(store.patch_bytes * job.merge);
+    const Memory stage = allocate(store.stage_pitch * 3 * job.merge + 64);
+    std::memset(stage.get(), 0, store.stage_pitch * 3 * job.merge + 64);  // the gaps are read, though never used
     store.stage = stage.get();
     Strip strip(job.patch, size_t(job.width) * 3);
     for (int y = 0; y < grid_height; y++) {

@@ -71,7 +71,8 @@ struct Store {
     // PATCHES
     int32_t grid_width;
     size_t patch_bytes;
-    uint8_t *stage;  // room for `merge` patches, 64-byte aligned: filled in cache, then streamed past it
+    uint8_t *stage;  // `merge` x 3 planes of patches, `stage_pitch` bytes apart, made in cache and then written as lines
+    size_t plane_bytes, stage_pitch;
     bool stream;
 };
 

@@ -1,6 +1,7 @@
 // AVX2: 8-bit pixels widened to 16 bits, two taps per multiply-add, two rows or 32 bytes at a time.
 #if defined(__AVX2__)
 #include "kernels.hpp"
+#include "lines.hpp"
 
 #include <cstring>
 #include <immintrin.h>
@@ -198,22 +199,31 @@ struct AsBfloat16 {
     }
 };
 
-void stream_copy(uint8_t *target, const uint8_t *source, size_t bytes) {
-    size_t head = (32 - (reinterpret_cast<uintptr_t>(target) & 31)) & 31;
-    if (head > bytes) head = bytes;
-    std::memcpy(target, source, head);
-    size_t done = head;
-    for (; done + 32 <= bytes; done += 32)
-        _mm256_stream_si256(reinterpret_cast<__m256i *>(target + done), load32(source + done));
-    std::memcpy(target + done, source + done, bytes - done);
-}
+class Line {
+  public:
+    inline void load(const uint8_t *source) { copy(bytes_, source); }
+    inline void append(size_t held, const uint8_t *source) { copy(bytes_ + held, source); }
+    inline void save(uint8_t *target) const { copy(target, bytes_); }
+    inline void stream(uint8_t *target) const {
+        for (int half = 0; half < 64; half += 32)
+            _mm256_stream_si256(reinterpret_cast<__m256i *>(target + half), load32(bytes_ + half));
+    }
+
+  private:
+    static inline void copy(uint8_t *target, const uint8_t *source) {
+        for (int half = 0; half < 64; half += 32)
+            _mm256_storeu_si256(reinterpret_cast<__m256i *>(target + half), load32(source + half));
+    }
+
+    alignas(32) uint8_t bytes_[128];  // what is appended to a nearly full line runs over its end
+};
 
 // For patches 8 to 16 pixels wide: a patch row is two overlapping groups of eight.
 template <class As>
 void patch_row(const Store &store, int grid_y, const uint8_t *strip, size_t pitch) {
     const Job &job = *store.job;
     const int patch = job.patch, merge = job.merge;
-    const size_t row = patch * As::bytes, plane = row * patch, second = (patch - 8) * As::bytes;
+    const size_t row = patch * As::bytes, second = (patch - 8) * As::bytes;
     alignas(16) uint8_t order[16];
     for (int i = 0; i < 16; i++) order[i] = uint8_t(i < 8 ? patch - 8 + i : 0x80);
     const __m128i to_second = load16(order);
@@ -221,25 +231,21 @@ void patch_row(const Store &store, int grid_y, const uint8_t *strip, size_t pitc
     set_constants(job, constants);
 
     for (int grid_x = 0; grid_x < store.grid_width; grid_x += merge) {
-        uint8_t *const run = patch_address(store, grid_y, grid_x);
-        uint8_t *const base = store.stream ? store.stage : run;
         for (int i = 0; i < merge; i++) {
             const uint8_t *pixels = strip + size_t(grid_x + i) * patch * 3;
             for (int y = 0; y < patch; y++, pixels += pitch) {
                 const Planes planes = deinterleave(pixels);
                 for (int c = 0; c < 3; c++) {
-                    uint8_t *target = base + i * store.patch_bytes + c * job.temporal * plane + y * row;
+                    uint8_t *target = store.stage + size_t(i * 3 + c) * store.stage_pitch + y * row;
                     const __m128i tail = _mm_shuffle_epi8(planes.channel[c], to_second);
                     As::put(target, planes.channel[c], constants[c]);
                     As::put(target + second, tail, constants[c]);
                 }
             }
-            for (int c = 0; c < 3; c++) {
-                uint8_t *frame = base + i * store.patch_bytes + c * job.temporal * plane;
-                for (int t = 1; t < job.temporal; t++) std::memcpy(frame + t * plane, frame, plane);
-            }
         }
-        if (store.stream) stream_copy(run, store.stage, merge * store.patch_bytes);
+        const auto write = store.stream ? write_run<Line, true> : write_run<Line, false>;
+        write(patch_address(store, grid_y, grid_x), store.stage, store.stage_pitch, store.plane_bytes, merge * 3,
+              job.temporal);
     }
 }
 

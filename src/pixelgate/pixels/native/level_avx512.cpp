@@ -2,6 +2,7 @@
 // tables of the affine step in registers.
 #if defined(__AVX512VBMI__) && defined(__AVX512VNNI__)
 #include "kernels.hpp"
+#include "lines.hpp"
 
 #include <cstring>
 #include <immintrin.h>
@@ -202,31 +203,43 @@ INLINE void store_last(uint8_t *end, const Elements<BYTES> &elements, int count)
             _mm512_storeu_si512(end - (BYTES - b) * 64, elements.part[b]);
 }
 
-// A run of at least 64 pixels of one channel to its elements, in `copies` places `apart` bytes from each other.
+// A run of at least 64 pixels of one channel to its elements.
 template <int BYTES>
-INLINE void store_run(uint8_t *target, const Table<BYTES> &table, const uint8_t *pixels, int count, int copies,
-                      size_t apart) {
+INLINE void store_run(uint8_t *target, const Table<BYTES> &table, const uint8_t *pixels, int count) {
     int x = 0;
-    for (; x + 64 <= count; x += 64) {
-        const Elements<BYTES> elements = look_up(table, load64(pixels + x));
-        for (int t = 0; t < copies; t++) store_last(target + t * apart + size_t(x + 64) * BYTES, elements, 64);
-    }
-    if (x == count) return;
-    const Elements<BYTES> elements = look_up(table, load64(pixels + count - 64));
-    for (int t = 0; t < copies; t++) store_last(target + t * apart + size_t(count) * BYTES, elements, count - x);
+    for (; x + 64 <= count; x += 64)
+        store_last(target + size_t(x + 64) * BYTES, look_up(table, load64(pixels + x)), 64);
+    if (x < count) store_last(target + size_t(count) * BYTES, look_up(table, load64(pixels + count - 64)), count - x);
 }
 
 // ------------------------------------------------------------------------------------------------------- patches
 
-void stream_copy(uint8_t *target, const uint8_t *source, size_t bytes) {
-    size_t head = (64 - (reinterpret_cast<uintptr_t>(target) & 63)) & 63;
-    if (head > bytes) head = bytes;
-    std::memcpy(target, source, head);
-    size_t done = head;
-    for (; done + 64 <= bytes; done += 64)
-        _mm512_stream_si512(reinterpret_cast<__m512i *>(target + done), load64(source + done));
-    std::memcpy(target + done, source + done, bytes - done);
-}
+struct Places {
+    alignas(64) uint8_t number[64];
+
+    constexpr Places() : number{} {
+        for (int i = 0; i < 64; i++) number[i] = uint8_t(i);
+    }
+};
+constexpr Places PLACES;
+
+class Line {
+  public:
+    inline void load(const uint8_t *source) { bytes_ = load64(source); }
+    inline void save(uint8_t *target) const { _mm512_storeu_si512(target, bytes_); }
+    inline void stream(uint8_t *target) const { _mm512_stream_si512(reinterpret_cast<__m512i *>(target), bytes_); }
+
+    // The first `held` bytes stay; joined in registers, because memory written in two parts is slow to read as one.
+    inline void append(size_t held, const uint8_t *source) {
+        const __m512i place = _mm512_load_si512(PLACES.number);
+        const __m512i from_source = _mm512_add_epi8(place, _mm512_set1_epi8(char(64 - held)));
+        const __mmask64 old = first(int64_t(held));
+        bytes_ = _mm512_permutex2var_epi8(bytes_, _mm512_mask_mov_epi8(from_source, old, place), load64(source));
+    }
+
+  private:
+    __m512i bytes_ = _mm512_setzero_si512();
+};
 
 constexpr int NARROWEST = 8, WIDEST = 16;  // pixels of a patch row: a patch has a whole group, a gather a whole row
 
@@ -234,16 +247,13 @@ constexpr int NARROWEST = 8, WIDEST = 16;  // pixels of a patch row: a patch has
 template <int BYTES>
 void patch_row(const Store &patches, int grid_y, const uint8_t *strip, size_t pitch) {
     const Job &job = *patches.job;
-    const int patch = job.patch, merge = job.merge, temporal = job.temporal, pixels = patch * patch;
-    const size_t plane = size_t(pixels) * BYTES;
+    const int patch = job.patch, merge = job.merge, pixels = patch * patch;
     alignas(64) uint8_t order[64] = {};
     for (int i = 0; i < 48; i++) order[i] = uint8_t(i % 16 * 3 + i / 16);
     const __m512i by_channel = _mm512_load_si512(order);
     alignas(64) uint8_t channel[3][WIDEST * WIDEST + 16];  // a row is stored as 16 bytes, the last one beyond the patch
 
     for (int grid_x = 0; grid_x < patches.grid_width; grid_x += merge) {
-        uint8_t *const run = patch_address(patches, grid_y, grid_x);
-        uint8_t *const base = patches.stream ? patches.stage : run;
         for (int i = 0; i < merge; i++) {
             const uint8_t *row = strip + size_t(grid_x + i) * patch * 3;
             for (int y = 0; y < patch; y++, row += pitch) {
@@ -257,11 +267,12 @@ void patch_row(const Store &patches, int grid_y, const uint8_t *strip, size_t pi
             for (int c = 0; c < 3; c++) {
                 // a copy of its own stays in registers: stores could change any table in memory
                 const Table<BYTES> table = table_of<BYTES>(patches, c);
-                uint8_t *const frame = base + i * patches.patch_bytes + c * temporal * plane;
-                store_run(frame, table, channel[c], pixels, temporal, plane);
+                store_run(patches.stage + size_t(i * 3 + c) * patches.stage_pitch, table, channel[c], pixels);
             }
         }
-        if (patches.stream) stream_copy(run, patches.stage, merge * patches.patch_bytes);
+        const auto write = patches.stream ? write_run<Line, true> : write_run<Line, false>;
+        write(patch_address(patches, grid_y, grid_x), patches.stage, patches.stage_pitch, patches.plane_bytes,
+              merge * 3, job.temporal);
     }
 }
 
