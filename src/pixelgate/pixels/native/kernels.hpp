@@ -101,6 +101,18 @@ extern const Level avx512_level;
 
 static inline uint8_t clip(int32_t value) { return uint8_t(value < 0 ? 0 : value > 255 ? 255 : value); }
 
+// One output pixel, tap by tap: for the end of a row, where a whole block would reach beyond it.
+template <int CHANNELS>
+static inline void horizontal_pixel(const Axis &axis, int x, const uint8_t *row, uint8_t *target) {
+    const uint8_t *in = row + size_t(axis.start[x]) * CHANNELS;
+    const int32_t *weights = axis.weights + size_t(x) * axis.taps;
+    for (int c = 0; c < 3; c++) {
+        int32_t sum = 1 << (axis.precision - 1);
+        for (int k = 0; k < axis.count[x]; k++) sum += weights[k] * in[k * CHANNELS + c];
+        target[x * 3 + c] = clip(sum >> axis.precision);
+    }
+}
+
 static inline size_t bytes_of(int32_t element) { return element == UINT8 ? 1 : element == FLOAT32 ? 4 : 2; }
 
 // Patches of a grid row are contiguous in runs of `merge`; this is where the patch at (y, x) begins.

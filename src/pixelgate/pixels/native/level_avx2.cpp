@@ -14,18 +14,6 @@ inline __m256i load32(const uint8_t *p) { return _mm256_loadu_si256(reinterpret_
 
 // ---------------------------------------------------------------------------------------------------- horizontal
 
-// Bytes of one output pixel, for a source row whose window lies too near the row's end for whole-block loads.
-template <int CHANNELS>
-void horizontal_pixel(const Axis &axis, int x, const uint8_t *row, uint8_t *target) {
-    const uint8_t *in = row + size_t(axis.start[x]) * CHANNELS;
-    const int32_t *weights = axis.weights + size_t(x) * axis.taps;
-    for (int c = 0; c < 3; c++) {
-        int32_t sum = 1 << (axis.precision - 1);
-        for (int k = 0; k < axis.count[x]; k++) sum += weights[k] * in[k * CHANNELS + c];
-        target[x * 3 + c] = clip(sum >> axis.precision);
-    }
-}
-
 // Places taps t and t + 1 of a pixel block side by side as 16-bit values: R R' G G' B B' 0 0.
 template <int CHANNELS>
 inline __m256i tap_pair(int t) {

@@ -141,18 +141,6 @@ inline void finish16(uint8_t *target, const Sums *sums, int precision) {
 
 #endif
 
-// The last pixels of a row, whose blocks would reach beyond it.
-template <int CHANNELS>
-void horizontal_pixel(const Axis &axis, int x, const uint8_t *row, uint8_t *target) {
-    const uint8_t *in = row + size_t(axis.start[x]) * CHANNELS;
-    const int32_t *weights = axis.weights + size_t(x) * axis.taps;
-    for (int c = 0; c < 3; c++) {
-        int32_t sum = 1 << (axis.precision - 1);
-        for (int k = 0; k < axis.count[x]; k++) sum += weights[k] * in[k * CHANNELS + c];
-        target[x * 3 + c] = clip(sum >> axis.precision);
-    }
-}
-
 template <int CHANNELS, bool NARROW>
 void horizontal_row(const Weights &columns, const uint8_t *row, uint8_t *target) {
     const Axis &axis = columns.axis;
