@@ -24,7 +24,12 @@ from pixelgate.gateway.settings import GatewaySettings, ModelSettings
 async def process(url, port=0, wait_for=None):
     """`pixelgate serve` as (process, its port, the log so far), once it listens or has logged ``wait_for``."""
     command = (sys.executable, "-m", "pixelgate.cli", "serve", str(CHECKPOINT), "--engine", url, "--port", str(port))
-    running = await asyncio.create_subprocess_exec(*command, stderr=asyncio.subprocess.PIPE)
+    # background jobs of a shell ignore SIGINT, and their children inherit that; a handler is not inherited
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        running = await asyncio.create_subprocess_exec(*command, stderr=asyncio.subprocess.PIPE)
+    finally:
+        signal.signal(signal.SIGINT, before)
     log, port = [], 0
     try:
         while not port and (line := await asyncio.wait_for(running.stderr.readline(), 20)):
