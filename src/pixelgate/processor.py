@@ -80,7 +80,7 @@ class Processor:
     def __repr__(self) -> str:
         return f"Processor({str(self.checkpoint.path)!r}, backend={self.backend!r}, rgb={self.policy.rgb!r})"
 
-    def plan(self, *, height: int, width: int, **options: Any) -> ImagePlan:
+    def plan(self, *, height: int, width: int, images_in_sample: int = 1, **options: Any) -> ImagePlan:
         """What a picture of this size will become: ``.tokens``, ``.nbytes``, ``.views``; no pixel is touched."""
         try:
             height, width = operator.index(height), operator.index(width)
@@ -88,11 +88,11 @@ class Processor:
             raise OptionError(f"height and width must be whole numbers, not {height!r} and {width!r}") from None
         if not (1 <= height <= MAX_SIDE and 1 <= width <= MAX_SIDE):
             raise OptionError(f"a picture has 1 to {MAX_SIDE} pixels a side, not {width}x{height}")
-        return self.family.plan(height, width, **options)
+        return self.family.plan(height, width, images_in_sample=images_in_sample, **options)
 
     def __call__(
         self,
-        images: ImageLike | Sequence[ImageLike],
+        images: ImageLike | Sequence[ImageLike] | Sequence[Sequence[ImageLike]],
         *,
         out: NDArray[Any] | None = None,
         dtype: str | None = None,
@@ -100,38 +100,47 @@ class Processor:
     ) -> ImageInputs:
         """Turn one picture or a list of them into the model's input arrays.
 
-        A picture is a ``PIL.Image``, a uint8 array [height, width, 3], encoded bytes, or a path. ``dtype`` is that of
-        the pixel tensor: None (what transformers returns), "float32", "bfloat16", "float16", or "uint8" (the pixels
-        before normalisation). ``out`` is C-contiguous memory of the result's shape and dtype for the pixel tensor.
-        ``options`` are the family's own, such as ``max_pixels``.
+        A picture is a ``PIL.Image``, a uint8 array [height, width, 3], encoded bytes, or a path. A list of lists holds
+        the pictures of each sample, which matters to families that treat a picture alone otherwise than several
+        together; a flat list has one picture a sample. ``dtype`` is that of the pixel tensor: None (what transformers
+        returns), "float32", "bfloat16", "float16", or "uint8" (the pixels before normalisation). ``out`` is
+        C-contiguous memory of the result's shape and dtype for the pixel tensor. ``options`` are the family's own,
+        such as ``max_pixels``.
         """
-        pictures, plans = [], []
-        for number, image in enumerate(_as_list(images)):
-            try:
-                pictures.append(self.rgb(image))
-                plans.append(self.plan(height=pictures[-1].shape[0], width=pictures[-1].shape[1], **options))
-            except RequestError as error:
-                error.param = error.param or f"images[{number}]"
-                raise
+        samples = _as_samples(images)
+        pictures: list[NDArray[np.uint8]] = []
+        plans: list[ImagePlan] = []
+        for sample in samples:
+            for image in sample:
+                try:
+                    picture = self.rgb(image)
+                    height, width = picture.shape[:2]
+                    plans.append(self.plan(height=height, width=width, images_in_sample=len(sample), **options))
+                except RequestError as error:
+                    error.param = error.param or f"images[{len(pictures)}]"
+                    raise
+                pictures.append(picture)
         if not pictures:
             raise OptionError("give at least one picture")
         dtype = _checked_dtype(dtype) or plans[0].dtype
-        rows = [plan.shape[0] for plan in plans]
-        shape = (sum(rows), *plans[0].shape[1:])
+        batch = self.family.collate(plans)
+        if batch.gaps and dtype == "uint8":
+            raise OptionError("pictures of different shapes leave gaps of 0.0 in the batch, which uint8 cannot hold")
         if out is None:
-            out = np.empty(shape, NUMPY_DTYPES[dtype])
-        elif not isinstance(out, np.ndarray) or out.shape != shape or out.dtype != NUMPY_DTYPES[dtype]:
+            out = np.empty(batch.shape, NUMPY_DTYPES[dtype])
+        elif not isinstance(out, np.ndarray) or out.shape != batch.shape or out.dtype != NUMPY_DTYPES[dtype]:
             found = f"{out.dtype} {list(out.shape)}" if isinstance(out, np.ndarray) else type(out).__name__
-            raise KernelError(f"out must be an array {dtype} {list(shape)}, not {found}")
+            raise KernelError(f"out must be an array {dtype} {list(batch.shape)}, not {found}")
         elif any(np.may_share_memory(out, picture) for picture in pictures):
             raise KernelError("out shares memory with a picture")
-        pixels = np.split(out, np.cumsum(rows)[:-1])
+        if batch.gaps:
+            out[:] = 0
+        pixels = [out[slot] for slot in batch.slots]
         for plan, picture, part in zip(plans, pictures, pixels, strict=True):
             execute(plan, picture, part, dtype=dtype)
-        aux = {name: np.concatenate([plan.aux[name] for plan in plans]) for name in plans[0].aux}
         name = self.family.pixels_name
         parts = [{name: part, **plan.aux} for plan, part in zip(plans, pixels, strict=True)]
-        return ImageInputs({name: out, **aux}, parts, plans)
+        return ImageInputs({name: out, **self.family.outputs(plans, [len(s) for s in samples])}, parts, plans)
 
     def rgb(self, image: ImageLike) -> NDArray[np.uint8]:
         """A picture of any accepted kind as rows for `execute`, by this processor's decode policy.
@@ -201,8 +210,14 @@ def decode(
     return decoder.decode(bytes(data_or_path), policy)
 
 
-def _as_list(images: ImageLike | Sequence[ImageLike]) -> Sequence[ImageLike]:
-    return images if isinstance(images, list | tuple) else [images]  # type: ignore[list-item]
+def _as_samples(images: Any) -> list[Sequence[ImageLike]]:
+    """Pictures by sample: a flat list has one picture a sample, as in transformers."""
+    if not isinstance(images, list | tuple):
+        return [[images]]
+    nested = [isinstance(image, list | tuple) for image in images]
+    if any(nested) and not all(nested):
+        raise RequestError("give either pictures, or lists of pictures, one for each sample; not both")
+    return [sample for sample in images if sample] if any(nested) else [[image] for image in images]
 
 
 def _checked_dtype(dtype: str | None) -> str | None:

@@ -33,7 +33,7 @@ from pixelgate.pixels.buffers import BufferPool
 from pixelgate.pixels.plan import ImagePlan, execute
 from pixelgate.prompt.expand import Prompt, build
 from pixelgate.prompt.stops import StopStrings
-from pixelgate.prompt.tokens import Detokenizer
+from pixelgate.prompt.tokens import Detokenizer, Tokenizer
 
 _T = TypeVar("_T")
 
@@ -224,11 +224,16 @@ def render(chat: Chat) -> Prompt:
         chat.model.template,
         chat.model.tokenizer,
         placeholder=family.placeholder,
-        expansions=[family.expansion(plan) for plan in chat.plans],
+        expansions=[_ids(family.expansion(plan), chat.model.tokenizer) for plan in chat.plans],
         add_generation_prompt=chat.request.add_generation_prompt is not False,
         tools=None if chat.request.tool_choice == "none" else chat.request.tools,
         template_kwargs=chat.request.chat_template_kwargs,
     )
+
+
+def _ids(runs: list[tuple[str, int]], tokenizer: Tokenizer) -> list[int]:
+    """The token ids of an expansion."""
+    return [id_ for token, count in runs for id_ in [tokenizer.special_ids[token]] * count]
 
 
 def images(chat: Chat, prompt: Prompt, pictures: list[Picture]) -> Images:

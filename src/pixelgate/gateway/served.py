@@ -11,6 +11,7 @@ from pixelgate.engines.engine import EngineFacts
 from pixelgate.engines.fleet import Fleet
 from pixelgate.errors import CheckpointError, ConfigError, EngineUnavailableError
 from pixelgate.gateway.settings import GatewaySettings, ModelSettings
+from pixelgate.models import qwen_vl
 from pixelgate.processor import Processor, load
 from pixelgate.prompt.template import ChatTemplate
 from pixelgate.prompt.tokens import Tokenizer
@@ -54,18 +55,24 @@ def open_model(settings: ModelSettings, gateway: GatewaySettings) -> ServedModel
     """Read a model's checkpoint and make its engines; nothing is connected. Raises CheckpointError or ConfigError."""
     processor = load(settings.checkpoint, backend=settings.backend, rgb=gateway.media.rgb, policy=gateway.media)
     checkpoint = processor.checkpoint
+    if checkpoint.model_type not in qwen_vl.MODEL_TYPES:
+        raise ConfigError(
+            f"{checkpoint.path} is a {checkpoint.model_type!r}: the library prepares its pictures, but the gateway "
+            f"serves only {', '.join(qwen_vl.MODEL_TYPES)} so far"
+        )
     if checkpoint.chat_template is None:
         raise CheckpointError(f"{checkpoint.path} has no chat template; chat requests cannot be rendered without one")
     variables = {name: _token_text(checkpoint.tokenizer_config.get(name)) for name in _TEMPLATE_VARIABLES}
     template = ChatTemplate(checkpoint.chat_template, {name: text for name, text in variables.items() if text})
     tokenizer = Tokenizer.from_file(checkpoint.tokenizer_file)
     family = processor.family
-    if family.placeholder not in tokenizer.special_ids:
-        raise CheckpointError(f"the tokenizer of {checkpoint.path} has no special token {family.placeholder!r}")
-    found = tokenizer.special_ids[family.placeholder]
+    for token in (family.placeholder, family.embedded):
+        if token not in tokenizer.special_ids:
+            raise CheckpointError(f"the tokenizer of {checkpoint.path} has no special token {token!r}")
+    found = tokenizer.special_ids[family.embedded]
     if found != family.placeholder_id:
         raise CheckpointError(
-            f"the tokenizer of {checkpoint.path} gives {family.placeholder!r} the id {found}, "
+            f"the tokenizer of {checkpoint.path} gives {family.embedded!r} the id {found}, "
             f"but config.json says {family.placeholder_id}"
         )
     engines = [

@@ -26,6 +26,7 @@ class Checkpoint:
     path: Path
     config: Mapping[str, Any]
     preprocessor: Mapping[str, Any]
+    processor: Mapping[str, Any]
     generation: Mapping[str, Any]
     tokenizer_config: Mapping[str, Any]
     chat_template: str | None
@@ -40,6 +41,25 @@ class Checkpoint:
         """The processor class names the checkpoint gives, most specific first."""
         names = (self.preprocessor.get("image_processor_type"), self.preprocessor.get("processor_class"))
         return tuple(str(name) for name in names if name)
+
+    @property
+    def image_processor(self) -> str:
+        """The image processor's class, without the suffix of an older torchvision backend."""
+        return str(self.preprocessor.get("image_processor_type", "")).removesuffix("Fast")
+
+    @property
+    def image_token_id(self) -> int:
+        """The id that stands for pictures, in either spelling of config.json. Raises CheckpointError."""
+        settings = Settings(self.config, "config.json")
+        older: int = settings.take("image_token_index", int, -1)
+        found: int = settings.take("image_token_id", int, older)
+        if found < 0:
+            raise CheckpointError("config.json has no image_token_id")
+        return found
+
+    def image_token(self, default: str) -> str:
+        """The token that a chat template writes for a picture, from processor_config.json."""
+        return str(self.processor.get("image_token", default))
 
     @property
     def tokenizer_file(self) -> Path:
@@ -77,6 +97,7 @@ def read(path: str | Path) -> Checkpoint:
         path=path,
         config=config,
         preprocessor=preprocessor,
+        processor=processor,
         generation=_object(path / "generation_config.json", optional=True),
         tokenizer_config=tokenizer_config,
         chat_template=_chat_template(path, tokenizer_config),
@@ -143,6 +164,16 @@ class Settings:
         if not 1 <= value <= most:
             raise CheckpointError(f"{name} of {self._source} must be from 1 to {most}, not {value}")
         return value
+
+    def size(self, name: str, default: int) -> tuple[int, int]:
+        """(height, width): a number for both, or a mapping."""
+        value = self.take(name, (int, dict), default)
+        if isinstance(value, int):
+            value = {"height": value, "width": value}
+        sides = Settings(value, f"{name} of {self._source}")
+        found = sides.count("height"), sides.count("width")
+        sides.finish()
+        return found
 
     def triple(self, name: str, default: tuple[float, float, float]) -> tuple[float, float, float]:
         """One float per colour channel."""

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
 from numpy.typing import NDArray
 
 from pixelgate.errors import CheckpointError
-from pixelgate.models import qwen_vl
+from pixelgate.models import llama4, llava, llava_next, llava_onevision, pixtral, qwen_vl
+from pixelgate.models.batch import Batch
 from pixelgate.models.checkpoint import Checkpoint
 from pixelgate.pixels.affine import Rule
 from pixelgate.pixels.plan import ImagePlan
@@ -34,30 +35,66 @@ class Family(Protocol):
     def plan(self, height: int, width: int, *, images_in_sample: int = 1, **options: Any) -> ImagePlan:
         """What a picture of (height, width) becomes; raises ImageRefusedError or OptionError."""
 
-    def expansion(self, plan: ImagePlan) -> list[int]:
-        """The token ids that replace the placeholder of a picture."""
+    @property
+    def embedded(self) -> str:
+        """The token of an expansion that receives an embedding."""
+
+    def expansion(self, plan: ImagePlan) -> list[tuple[str, int]]:
+        """What replaces the placeholder of a picture: runs of special tokens, as (token, how many)."""
+
+    def collate(self, plans: Sequence[ImagePlan]) -> Batch:
+        """Where the pictures' tensors lie in the one tensor of a call."""
+
+    def outputs(self, plans: Sequence[ImagePlan], samples: Sequence[int]) -> Mapping[str, NDArray[Any]]:
+        """transformers' arrays besides the pixels; ``samples`` holds the number of pictures of each sample."""
 
     def tensors(self, plans: Sequence[ImagePlan], pixels: Sequence[NDArray[Any]]) -> tuple[Tensor, ...]:
         """The model inputs as an engine wants them, pixel tensor first."""
 
 
-class _Loader(Protocol):
-    def __call__(self, checkpoint: Checkpoint, *, backend: Rule, pillow_order: PillowOrder) -> Family: ...
+class _Module(Protocol):
+    """A family's file."""
+
+    @property
+    def MODEL_TYPES(self) -> tuple[str, ...]: ...
+
+    @property
+    def PROCESSORS(self) -> tuple[str, ...]: ...
+
+    @property
+    def BACKENDS(self) -> tuple[str, ...]: ...
+
+    def from_checkpoint(self, checkpoint: Checkpoint, *, backend: Rule, pillow_order: PillowOrder) -> Family: ...
 
 
-_BY_MODEL_TYPE: dict[str, _Loader] = dict.fromkeys(qwen_vl.MODEL_TYPES, qwen_vl.from_checkpoint)
+_FAMILIES: tuple[_Module, ...] = (llama4, llava, llava_next, llava_onevision, pixtral, qwen_vl)
 
 
 def supported() -> tuple[str, ...]:
     """The ``model_type`` values that have a family."""
-    return tuple(sorted(_BY_MODEL_TYPE))
+    return tuple(sorted({name for family in _FAMILIES for name in family.MODEL_TYPES}))
 
 
 def from_checkpoint(checkpoint: Checkpoint, *, backend: Rule, pillow_order: PillowOrder) -> Family:
-    """The family of a checkpoint, by its ``model_type``. Raises CheckpointError with what is supported."""
-    load = _BY_MODEL_TYPE.get(checkpoint.model_type)
-    if load is None:
+    """The family of a checkpoint, by its ``model_type`` and the class of its image processor.
+
+    Raises CheckpointError with what is supported.
+    """
+    candidates = [family for family in _FAMILIES if checkpoint.model_type in family.MODEL_TYPES]
+    if not candidates:
         raise CheckpointError(
             f"model_type {checkpoint.model_type!r} is not supported; supported are {', '.join(supported())}"
         )
-    return load(checkpoint, backend=backend, pillow_order=pillow_order)
+    only = len(candidates) == 1 and not checkpoint.image_processor  # older files do not name the class
+    for family in candidates:
+        if only or checkpoint.image_processor in family.PROCESSORS:
+            if backend not in family.BACKENDS:
+                raise CheckpointError(
+                    f"{checkpoint.model_type} has no backend {backend!r}, only {', '.join(family.BACKENDS)}"
+                )
+            return family.from_checkpoint(checkpoint, backend=backend, pillow_order=pillow_order)
+    known = ", ".join(name for family in candidates for name in family.PROCESSORS)
+    raise CheckpointError(
+        f"image_processor_type {checkpoint.image_processor!r} of a {checkpoint.model_type} is not supported; "
+        f"supported are {known}"
+    )

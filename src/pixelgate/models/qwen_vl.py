@@ -7,7 +7,7 @@ which all three share; ``processing_qwen2_vl.py`` for the placeholders.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Any
@@ -16,17 +16,18 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pixelgate.errors import CheckpointError, ImageRefusedError, OptionError
+from pixelgate.models.batch import Batch, concatenated
 from pixelgate.models.checkpoint import Checkpoint, Settings
+from pixelgate.models.steps import take_steps
 from pixelgate.pixels.affine import Affine, Rule
 from pixelgate.pixels.plan import ImagePlan, Patches, View
-from pixelgate.pixels.resample import Filter, PillowOrder, Resample
+from pixelgate.pixels.resample import PillowOrder, Resample
 from pixelgate.pixels.tensor import Tensor
 
 MODEL_TYPES = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl")
+PROCESSORS = ("Qwen2VLImageProcessor", "Qwen2_5_VLImageProcessor", "Qwen3VLImageProcessor")
+BACKENDS = ("torchvision", "pil")
 MAX_ASPECT_RATIO = 200
-PIL_FILTERS: dict[int, Filter] = {1: "lanczos", 2: "bilinear", 3: "bicubic"}
-CLIP_MEAN = (0.48145466, 0.4578275, 0.40821073)
-CLIP_STD = (0.26862954, 0.26130258, 0.27577711)
 
 
 @dataclass(frozen=True)
@@ -68,9 +69,22 @@ class QwenVL:
             aux=MappingProxyType({"image_grid_thw": np.array([grid], np.int64)}),
         )
 
-    def expansion(self, plan: ImagePlan) -> list[int]:
-        """The token ids that stand for one picture in the prompt: one placeholder per merged patch."""
-        return [self.placeholder_id] * plan.tokens
+    @property
+    def embedded(self) -> str:
+        """The token that receives an embedding."""
+        return self.placeholder
+
+    def expansion(self, plan: ImagePlan) -> list[tuple[str, int]]:
+        """One placeholder per merged patch."""
+        return [(self.placeholder, plan.tokens)]
+
+    def collate(self, plans: Sequence[ImagePlan]) -> Batch:
+        """[patches of all pictures, elements of a patch]."""
+        return concatenated(plans)
+
+    def outputs(self, plans: Sequence[ImagePlan], samples: Sequence[int]) -> Mapping[str, NDArray[Any]]:
+        """``image_grid_thw`` int64 [pictures, 3]."""
+        return {"image_grid_thw": np.concatenate([plan.aux["image_grid_thw"] for plan in plans])}
 
     def tensors(self, plans: Sequence[ImagePlan], pixels: Sequence[NDArray[Any]]) -> tuple[Tensor, ...]:
         """The model inputs for an engine, one part per picture; ``pixels[i]`` is what ``plans[i]`` was executed to."""
@@ -126,17 +140,13 @@ def from_checkpoint(checkpoint: Checkpoint, *, backend: Rule, pillow_order: Pill
     """Read the settings; defaults are those of transformers' class where the checkpoint is silent."""
     source = "the image processor's configuration"
     settings = Settings(checkpoint.preprocessor, source)
-    for switch in ("do_resize", "do_rescale", "do_normalize", "do_convert_rgb"):
-        settings.expect(switch, True)
+    steps = take_steps(settings, backend=backend, pillow_order=pillow_order)
     # a size in the checkpoint is whole, as in transformers: its defaults replace none of its parts
     size = Settings(
         settings.take("size", dict, {"shortest_edge": 56 * 56, "longest_edge": 28 * 28 * 1280}), f"size of {source}"
     )
     min_pixels, max_pixels = size.count("shortest_edge"), size.count("longest_edge")
     size.finish()
-    resample = settings.take("resample", int, 3)
-    if resample not in PIL_FILTERS:
-        raise CheckpointError(f"resample={resample} of {source} is not one of {sorted(PIL_FILTERS)}")
     family = QwenVL(
         patches=Patches(
             patch=settings.count("patch_size", 14, most=1024),
@@ -146,21 +156,11 @@ def from_checkpoint(checkpoint: Checkpoint, *, backend: Rule, pillow_order: Pill
         # the older spelling wins over size, as in transformers
         min_pixels=settings.count("min_pixels", min_pixels),
         max_pixels=settings.count("max_pixels", max_pixels),
-        resample=Resample(PIL_FILTERS[resample], "pillow" if backend == "pil" else "torchvision", pillow_order),
-        affine=Affine(
-            rule=backend,
-            mean=settings.triple("image_mean", CLIP_MEAN),
-            std=settings.triple("image_std", CLIP_STD),
-            rescale_factor=settings.take("rescale_factor", (int, float), 1 / 255),
-        ),
-        placeholder_id=Settings(checkpoint.config, "config.json").take("image_token_id", int),
+        resample=steps.resample,
+        affine=steps.affine,
+        placeholder_id=checkpoint.image_token_id,
     )
-    settings.ignore("image_processor_type", "feature_extractor_type", "processor_class", "auto_map", "_processor_class")
-    settings.ignore("default_to_square", "data_format", "input_data_format", "device", "disable_grouping")
-    settings.ignore("return_tensors", "video_processor_type")
     settings.finish()
-    if not (family.affine.rescale_factor > 0 and all(math.isfinite(v) and v for v in family.affine.std)):
-        raise CheckpointError(f"rescale_factor and image_std of {source} must not be zero")
     vision = checkpoint.config.get("vision_config", {})
     for name, ours in (
         ("patch_size", family.patches.patch),

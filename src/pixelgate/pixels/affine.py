@@ -14,7 +14,7 @@ import ml_dtypes
 import numpy as np
 from numpy.typing import NDArray
 
-Rule = Literal["pil", "torchvision"]
+Rule = Literal["pil", "torchvision", "llama4"]
 NUMPY_DTYPES: dict[str, np.dtype[Any]] = {
     "float32": np.dtype(np.float32),
     "bfloat16": np.dtype(ml_dtypes.bfloat16),
@@ -51,11 +51,25 @@ class Affine:
         if self.rule == "pil":
             scaled = (np.arange(256, dtype=np.float64) * self.rescale_factor).astype(np.float32)
             mean, std = _float32(self.mean), _float32(self.std)
+        elif self.rule == "llama4":
+            return self._bfloat16_table()
         else:
             # the fused form: the constants are scaled, not the pixels
             scaled = np.arange(256, dtype=np.float32)
             mean, std = self._scaled_constants
         table: NDArray[np.float32] = (scaled - mean[:, None]) / std[:, None]
+        table.setflags(write=False)
+        return table
+
+    def _bfloat16_table(self) -> NDArray[np.float32]:
+        """Every step rounded to bfloat16, as ``image_processing_llama4.py`` computes it."""
+
+        def rounded(values: NDArray[np.float32]) -> NDArray[np.float32]:
+            return values.astype(NUMPY_DTYPES["bfloat16"]).astype(np.float32)
+
+        mean, std = rounded(_float32(self.mean)), rounded(_float32(self.std))
+        scaled = rounded(np.arange(256, dtype=np.float32) * np.float32(self.rescale_factor))
+        table = rounded(rounded(scaled - mean[:, None]) / std[:, None])
         table.setflags(write=False)
         return table
 

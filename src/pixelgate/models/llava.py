@@ -1,0 +1,151 @@
+"""LLaVA 1.5: the shortest edge to one size, and a centre crop; the original LLaVA pads to a square first.
+
+Source: transformers 5.24 ``models/clip/image_processing_clip.py``, ``models/llava/image_processing_llava.py`` and their
+pil counterparts; ``processing_llava.py`` for the placeholders.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from numpy.typing import NDArray
+
+from pixelgate.errors import CheckpointError, ImageRefusedError, OptionError
+from pixelgate.models.batch import Batch, concatenated
+from pixelgate.models.checkpoint import Checkpoint, Settings
+from pixelgate.models.steps import Steps, take_steps
+from pixelgate.pixels.affine import Rule
+from pixelgate.pixels.kernels import MAX_SIDE, Window
+from pixelgate.pixels.plan import Canvas, ImagePlan, Tiles, View
+from pixelgate.pixels.resample import PillowOrder
+from pixelgate.pixels.tensor import Tensor
+
+MODEL_TYPES = ("llava",)
+PROCESSORS = ("CLIPImageProcessor", "LlavaImageProcessor")
+BACKENDS = ("torchvision", "pil")
+
+
+@dataclass(frozen=True)
+class Llava:
+    """The arithmetic of one LLaVA checkpoint."""
+
+    shortest_edge: int
+    crop: tuple[int, int]
+    pad_to_square: bool
+    tokens: int
+    steps: Steps
+    placeholder_id: int
+    placeholder: str = "<image>"
+    pixels_name: str = "pixel_values"
+
+    def plan(self, height: int, width: int, *, images_in_sample: int = 1, **options: Any) -> ImagePlan:
+        """What a picture of this size becomes: always one tile. Raises ImageRefusedError for an extreme ratio."""
+        refuse_options(options)
+        pre_pad = square_canvas(height, width, self.steps.affine.mean) if self.pad_to_square else None
+        padded = (pre_pad.height, pre_pad.width) if pre_pad else (height, width)
+        resized = shortest_edge_size(*padded, self.shortest_edge)
+        if max(resized) > MAX_SIDE:
+            raise ImageRefusedError(
+                f"a picture of {width}x{height} would be resized to {resized[1]}x{resized[0]} before it is cropped"
+            )
+        top, left = (resized[0] - self.crop[0]) // 2, (resized[1] - self.crop[1]) // 2
+        view = View(resized, self.steps.resample, pre_pad=pre_pad, crop=Window(top, left, *self.crop))
+        return ImagePlan(height, width, (view,), Tiles(), self.steps.affine, self.tokens)
+
+    @property
+    def embedded(self) -> str:
+        """The token that receives an embedding."""
+        return self.placeholder
+
+    def expansion(self, plan: ImagePlan) -> list[tuple[str, int]]:
+        """As many placeholders as there are embeddings."""
+        return [(self.placeholder, plan.tokens)]
+
+    def collate(self, plans: Sequence[ImagePlan]) -> Batch:
+        """[pictures, 3, height, width]."""
+        return concatenated(plans)
+
+    def outputs(self, plans: Sequence[ImagePlan], samples: Sequence[int]) -> Mapping[str, NDArray[Any]]:
+        """Nothing besides the pixels."""
+        return {}
+
+    def tensors(self, plans: Sequence[ImagePlan], pixels: Sequence[NDArray[Any]]) -> tuple[Tensor, ...]:
+        """The model inputs for an engine."""
+        return (Tensor("pixel_values", pixels[0].dtype.name, tuple(pixels), "batched"),)
+
+
+def refuse_options(options: Mapping[str, Any]) -> None:
+    """For families whose processing has no option."""
+    for name in options:
+        raise OptionError(f"unknown option {name!r}; this processor has none", param=name)
+
+
+def shortest_edge_size(height: int, width: int, edge: int) -> tuple[int, int]:
+    """(height, width) with the shorter side at ``edge``: ``get_resize_output_image_size`` of transformers."""
+    short, long = (width, height) if width <= height else (height, width)
+    longer = int(edge * long / short)
+    return (longer, edge) if width <= height else (edge, longer)
+
+
+def square_canvas(height: int, width: int, mean: tuple[float, float, float]) -> Canvas | None:
+    """The square that a picture is centred on, in the colour of the mean; None where it is one."""
+    if height == width:
+        return None
+    side = max(height, width)
+    red, green, blue = (int(value * 255) for value in mean)
+    return Canvas((side - height) // 2, (side - width) // 2, side, side, (red, green, blue))
+
+
+def from_checkpoint(checkpoint: Checkpoint, *, backend: Rule, pillow_order: PillowOrder) -> Llava:
+    """Read the settings; defaults are those of transformers' classes where the checkpoint is silent."""
+    settings = Settings(checkpoint.preprocessor, "the image processor's configuration")
+    steps = take_steps(settings, backend=backend, pillow_order=pillow_order)
+    edge = shortest_edge(settings)
+    settings.expect("do_center_crop", True)
+    crop = settings.size("crop_size", 224)
+    pads = settings.take("do_pad", bool, False) and checkpoint.image_processor == "LlavaImageProcessor"
+    settings.ignore("use_square_size")
+    settings.finish()
+    if max(crop) > edge:
+        raise CheckpointError(f"crop_size {crop} is larger than the shortest edge {edge}: padding is not supported")
+    vision = Vision.read(checkpoint)
+    tokens = vision.features(*crop)
+    return Llava(edge, crop, pads, tokens, steps, checkpoint.image_token_id, checkpoint.image_token("<image>"))
+
+
+def shortest_edge(settings: Settings) -> int:
+    """``size``, in either of its spellings: a number, or a mapping with ``shortest_edge``."""
+    value = settings.take("size", (int, dict), {"shortest_edge": 224})
+    if isinstance(value, int):
+        return value
+    size = Settings(value, "size of the image processor's configuration")
+    edge = size.count("shortest_edge")
+    size.finish()
+    return edge
+
+
+@dataclass(frozen=True)
+class Vision:
+    """How many features a model's vision tower gives for a tile; from processor_config.json, or config.json."""
+
+    patch: int
+    additional: int
+    drops_class_token: bool
+
+    @classmethod
+    def read(cls, checkpoint: Checkpoint) -> Vision:
+        """Read from the checkpoint. Raises CheckpointError."""
+        processor, config = checkpoint.processor, checkpoint.config
+        strategy = processor.get("vision_feature_select_strategy", config.get("vision_feature_select_strategy"))
+        if strategy not in ("default", "full"):
+            raise CheckpointError(f"vision_feature_select_strategy must be 'default' or 'full', not {strategy!r}")
+        patch = processor.get("patch_size", config.get("vision_config", {}).get("patch_size"))
+        additional = processor.get("num_additional_image_tokens", 0)
+        values = Settings({"patch_size": patch, "additional": additional + 1}, "the processor's configuration")
+        return cls(values.count("patch_size"), values.count("additional") - 1, strategy == "default")
+
+    def features(self, height: int, width: int) -> int:
+        """Tokens of one tile."""
+        return (height // self.patch) * (width // self.patch) + self.additional - self.drops_class_token

@@ -1,0 +1,132 @@
+"""LLaVA-OneVision: tiles of any resolution for a picture alone, one padded square each for several in a sample.
+
+Source: transformers 5.24 ``models/llava_onevision/image_processing_llava_onevision.py``, its pil counterpart, and
+``processing_llava_onevision.py``.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pixelgate.errors import CheckpointError
+from pixelgate.models.anyres import Size, best_canvas, take_canvases, tiled_view, unpadded_grid
+from pixelgate.models.batch import Batch, stacked
+from pixelgate.models.checkpoint import Checkpoint, Settings
+from pixelgate.models.llava import refuse_options, square_canvas
+from pixelgate.models.llava_next import filled_up, image_size
+from pixelgate.models.steps import Steps, take_steps
+from pixelgate.pixels.affine import Rule
+from pixelgate.pixels.plan import ImagePlan, Tiles, View
+from pixelgate.pixels.resample import PillowOrder
+from pixelgate.pixels.tensor import Tensor
+
+MODEL_TYPES = ("llava_onevision",)
+PROCESSORS = ("LlavaOnevisionImageProcessor",)
+BACKENDS = ("torchvision", "pil")
+SHRINK_ABOVE = 1.1
+
+
+@dataclass(frozen=True)
+class LlavaOnevision:
+    """The arithmetic of one LLaVA-OneVision checkpoint."""
+
+    tile: Size
+    canvases: tuple[Size, ...]
+    tile_tokens: int
+    most_tiles: int
+    drops_class_token: bool
+    steps: Steps
+    placeholder_id: int
+    placeholder: str = "<image>"
+    pixels_name: str = "pixel_values"
+
+    def plan(self, height: int, width: int, *, images_in_sample: int = 1, **options: Any) -> ImagePlan:
+        """What a picture of this size becomes, alone in its sample or one of ``images_in_sample``."""
+        refuse_options(options)
+        resample, affine = self.steps.resample, self.steps.affine
+        views: tuple[View, ...]
+        if images_in_sample > 1:
+            square = View(self.tile, resample, pre_pad=square_canvas(height, width, affine.mean))
+            views, tokens = (square,), self.tile_tokens + 1
+        else:
+            canvas = best_canvas(height, width, self.canvases)
+            views = (View(self.tile, resample), tiled_view(height, width, canvas, self.tile, resample))
+            tokens = self._tiled_tokens(height, width, canvas) + self.tile_tokens
+        tokens -= self.drops_class_token
+        return ImagePlan(height, width, views, Tiles(), affine, tokens, aux=image_size(height, width))
+
+    def _tiled_tokens(self, height: int, width: int, canvas: Size) -> int:
+        """Features of the canvas without its padding, shrunk to about ``most_tiles``, and a newline for every row."""
+        side = math.isqrt(self.tile_tokens)
+        grid = (side * (canvas[0] // self.tile[0]), side * (canvas[1] // self.tile[1]))
+        rows, columns = unpadded_grid(height, width, grid)
+        ratio = math.sqrt(rows * columns / (self.most_tiles * side**2))
+        if ratio > SHRINK_ABOVE:
+            return int(rows // ratio) * int(columns // ratio) + int(rows // ratio)
+        return rows * columns + rows
+
+    @property
+    def embedded(self) -> str:
+        """The token that receives an embedding."""
+        return self.placeholder
+
+    def expansion(self, plan: ImagePlan) -> list[tuple[str, int]]:
+        """As many placeholders as there are embeddings."""
+        return [(self.placeholder, plan.tokens)]
+
+    def collate(self, plans: Sequence[ImagePlan]) -> Batch:
+        """[pictures, most tiles, 3, height, width]; missing tiles are 0.0."""
+        return stacked(plans)
+
+    def outputs(self, plans: Sequence[ImagePlan], samples: Sequence[int]) -> Mapping[str, NDArray[Any]]:
+        """``image_sizes`` int64 [pictures, 2] and ``batch_num_images`` int64 [samples]."""
+        sizes = np.concatenate([plan.aux["image_sizes"] for plan in plans])
+        return {"image_sizes": sizes, "batch_num_images": np.array(samples, np.int64)}
+
+    def tensors(self, plans: Sequence[ImagePlan], pixels: Sequence[NDArray[Any]]) -> tuple[Tensor, ...]:
+        """The model inputs for an engine; pictures with fewer tiles than another are filled up with 0.0."""
+        return (
+            Tensor("pixel_values", pixels[0].dtype.name, filled_up(pixels), "batched"),
+            Tensor(
+                "image_sizes", "int64", tuple(plan.aux["image_sizes"] for plan in plans), "batched", keep_on_cpu=True
+            ),
+        )
+
+
+def from_checkpoint(checkpoint: Checkpoint, *, backend: Rule, pillow_order: PillowOrder) -> LlavaOnevision:
+    """Read the settings. Raises CheckpointError."""
+    settings = Settings(checkpoint.preprocessor, "the image processor's configuration")
+    steps = take_steps(settings, backend=backend, pillow_order=pillow_order)
+    tile = settings.size("size", 384)
+    settings.expect("do_pad", True)
+    settings.expect("do_center_crop", None, False)
+    canvases = take_canvases(settings, tile)
+    settings.finish()
+    processor = Settings(checkpoint.processor, "processor_config.json")
+    tile_tokens = processor.count("num_image_tokens")
+    if math.isqrt(tile_tokens) ** 2 != tile_tokens:
+        raise CheckpointError(f"num_image_tokens must be a square number, not {tile_tokens}")
+    strategy = processor.take("vision_feature_select_strategy", str)
+    if strategy not in ("default", "full"):
+        raise CheckpointError(f"vision_feature_select_strategy must be 'default' or 'full', not {strategy!r}")
+    aspect = processor.take("vision_aspect_ratio", str, "anyres_max_9")
+    most = re.fullmatch(r"anyres_max_(\d+)", aspect)
+    if most is None:
+        raise CheckpointError(f"vision_aspect_ratio must be anyres_max_ and a number, not {aspect!r}")
+    return LlavaOnevision(
+        tile=tile,
+        canvases=canvases,
+        tile_tokens=tile_tokens,
+        most_tiles=int(most[1]),
+        drops_class_token=strategy == "default",
+        steps=steps,
+        placeholder_id=checkpoint.image_token_id,
+        placeholder=checkpoint.image_token("<image>"),
+    )

@@ -1,0 +1,73 @@
+"""What every image processor of transformers does the same way: conversion, filter, rescaling and normalising."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from pixelgate.errors import CheckpointError
+from pixelgate.models.checkpoint import Settings
+from pixelgate.pixels.affine import Affine, Rule
+from pixelgate.pixels.resample import Filter, PillowOrder, Resample, Semantics
+
+PIL_FILTERS: dict[int, Filter] = {0: "nearest", 1: "lanczos", 2: "bilinear", 3: "bicubic", 4: "box", 5: "hamming"}
+CLIP_MEAN = (0.48145466, 0.4578275, 0.40821073)
+CLIP_STD = (0.26862954, 0.26130258, 0.27577711)
+
+# names and switches of transformers' own that change no number
+_IGNORED = (
+    "image_processor_type",
+    "feature_extractor_type",
+    "processor_class",
+    "_processor_class",
+    "video_processor_type",
+    "auto_map",
+    "default_to_square",
+    "data_format",
+    "input_data_format",
+    "device",
+    "disable_grouping",
+    "return_tensors",
+)
+
+
+@dataclass(frozen=True)
+class Steps:
+    """The steps of a processor that do not depend on a picture's size."""
+
+    resample: Resample
+    affine: Affine
+
+
+def take_steps(
+    settings: Settings,
+    *,
+    backend: Rule,
+    pillow_order: PillowOrder,
+    mean: tuple[float, float, float] = CLIP_MEAN,
+    std: tuple[float, float, float] = CLIP_STD,
+    resample: int = 3,
+    rule: Rule | None = None,
+) -> Steps:
+    """Read them; ``mean``, ``std`` and ``resample`` are the defaults of transformers' class.
+
+    ``rule`` is that of the normalisation, where it is not the backend's. Raises CheckpointError.
+    """
+    for switch in ("do_resize", "do_rescale", "do_normalize", "do_convert_rgb"):
+        settings.expect(switch, True)
+    settings.ignore(*_IGNORED)
+    number = settings.take("resample", int, resample)
+    semantics: Semantics = "pillow" if backend == "pil" else "torchvision"
+    try:
+        chosen = Resample(PIL_FILTERS[number], semantics, pillow_order)
+    except (KeyError, ValueError):
+        raise CheckpointError(f"resample={number} is no filter that the {backend} backend has") from None
+    affine = Affine(
+        rule=rule or backend,
+        mean=settings.triple("image_mean", mean),
+        std=settings.triple("image_std", std),
+        rescale_factor=settings.take("rescale_factor", (int, float), 1 / 255),
+    )
+    if not (affine.rescale_factor > 0 and all(math.isfinite(v) and v for v in affine.std)):
+        raise CheckpointError("rescale_factor and image_std must not be zero")
+    return Steps(chosen, affine)
