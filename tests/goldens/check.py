@@ -10,6 +10,7 @@ and of video are counted and printed as not covered. Exit status 1 when a row is
 from __future__ import annotations
 
 import argparse
+import hashlib
 import sys
 from collections import Counter
 from collections.abc import Iterator
@@ -71,7 +72,8 @@ def check_row(folder: Path, key: str, row: dict[str, Any]) -> Iterator[str]:
             if str(stored[f"{output}.sha256"]) != expected["sha256"]:
                 yield f"{output}: the npz and index.json disagree"
     half = process(images, dtype="bfloat16")["pixel_values"]
-    if half.view(np.uint16).tobytes() != rounded_to_bfloat16(inputs["pixel_values"]).tobytes():
+    single = process(images, dtype="float32")["pixel_values"]
+    if half.view(np.uint16).tobytes() != rounded_to_bfloat16(single).tobytes():
         yield "bfloat16 is not float32 rounded to nearest even"
 
 
@@ -94,22 +96,30 @@ def check_tokens(folder: Path, key: str, row: dict[str, Any]) -> Iterator[str]:
     with golden.load_input(folder, name, {}) as image:
         width, height = image.size
     try:
-        tokens = process.plan(height=height, width=width).tokens
+        plan = process.plan(height=height, width=width)
     except PixelgateError:
         if "error" not in row:
             yield "refused, but transformers takes it"
         return
-    expected = row.get("counts", {}).get("<|image_pad|>")
-    if tokens != expected:
-        yield f"{tokens} tokens instead of {expected}"
+    runs = process.family.expansion(plan)
+    counts: Counter[str] = Counter()
+    for token, count in runs:
+        counts[token] += count
+    if counts != row.get("counts"):
+        yield f"expands to {dict(counts)} instead of {row.get('counts')}"
+    if plan.tokens != counts[process.family.embedded]:
+        yield f"the plan says {plan.tokens} tokens, its expansion {counts[process.family.embedded]}"
+    if "sha256" in row and hashlib.sha256("".join(t * n for t, n in runs).encode()).hexdigest() != row["sha256"]:
+        yield "the expansion has the right tokens in another order"
 
 
 def check_sweep(sweep: dict[str, Any]) -> Iterator[str]:
-    """Resized (height, width) over many sizes; null where transformers refuses."""
+    """Resized (height, width), or the token count, over many sizes; null where transformers refuses."""
     for family in set(FAMILIES) & set(sweep):
         for (height, width), expected in zip(sweep["sizes"], sweep[family], strict=True):
             try:
-                got = list(processor(family, "torchvision").plan(height=height, width=width).views[0].resize)
+                plan = processor(family, "torchvision").plan(height=height, width=width)
+                got = plan.tokens if isinstance(expected, int) else list(plan.views[0].resize)
             except PixelgateError:
                 got = None
             if got != expected:

@@ -6,7 +6,8 @@
     images/                                the inputs
 
 An input is a file of images/ given as an opened PIL image; "<file>.viapath" is the same given as a path string, and a
-row with "images" is a list of opened images in one call. sha256 covers the C-order little-endian bytes.
+row with "images" is a list of opened images in one call, all of one sample where its name begins with "nested".
+sha256 covers the C-order little-endian bytes.
 """
 
 from __future__ import annotations
@@ -59,7 +60,8 @@ def load_input(folder: Path, name: str, row: dict[str, Any]) -> Any:
             raise FileNotFoundError(path)
         return str(path)
     if "images" in row:
-        return [PIL.Image.open(images / image) for image in row["images"]]
+        opened = [PIL.Image.open(images / image) for image in row["images"]]
+        return [opened] if name.startswith("nested") else opened
     return PIL.Image.open(images / name)
 
 

@@ -10,13 +10,17 @@ torchvision's resize over random shapes. Pictures come from integer arithmetic, 
 from __future__ import annotations
 
 import argparse
+import hashlib
+import inspect
 import json
+import re
 import sys
 import warnings
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
-from types import SimpleNamespace
 
+import ml_dtypes
 import numpy as np
 import PIL
 import PIL.Image
@@ -25,16 +29,14 @@ import torchvision
 import transformers
 from torchvision.transforms import InterpolationMode
 from torchvision.transforms.v2 import functional
-from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
-from transformers.models.qwen2_vl.image_processing_qwen2_vl import Qwen2VLImageProcessor, smart_resize
-from transformers.models.qwen2_vl.processing_qwen2_vl import Qwen2VLProcessor
+from transformers.models.qwen2_vl.image_processing_qwen2_vl import smart_resize
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from goldens import golden
 from goldens.cases import FLOAT_TABLE, TORCHVISION_FILTERS, resize_cases
 
-BACKENDS = {"torchvision": Qwen2VLImageProcessor, "pil": Qwen2VLImageProcessorPil}
+BACKENDS = {"torchvision": "", "pil": "Pil"}  # the suffix of transformers' class
 NOT_ARGUMENTS = ("image_processor_type", "processor_class")
 VIA_PATH = (
     "photo.jpg",
@@ -46,8 +48,10 @@ VIA_PATH = (
     "progressive.jpg",
     "grey.webp",
 )
-BATCHES = {"batch_three": ["photo.jpg", "tall.png", "clear.png"]}
+THREE = ["photo.jpg", "tall.png", "clear.png"]
+BATCHES = {"batch_three": THREE, "nested_three": THREE}
 SWEEP_SIZES = 400
+TOKEN = re.compile(r"<\|\w+\|>|<image>|\[IMG(?:_BREAK|_END)?\]")
 
 
 def scene(height: int, width: int, seed: int) -> np.ndarray:
@@ -102,7 +106,49 @@ def rows(images: Path) -> Iterator[tuple[str, dict]]:
 
 
 def run(processor, images) -> dict[str, np.ndarray]:
-    return {name: value.contiguous().numpy() for name, value in processor(images, return_tensors="pt").items()}
+    outputs = {}
+    for name, value in processor(images, return_tensors="pt").items():
+        tensor = torch.as_tensor(value).contiguous()
+        if tensor.dtype == torch.bfloat16:
+            outputs[name] = tensor.view(torch.int16).numpy().view(ml_dtypes.bfloat16)
+        else:
+            outputs[name] = tensor.numpy()
+    return outputs
+
+
+def processor_settings(checkpoint: Path) -> dict:
+    path = checkpoint / "processor_config.json"
+    return golden.read_json(path) if path.exists() else {}
+
+
+def speaker(checkpoint: Path, image_processor):
+    """transformers' processor for a checkpoint, without the tokenizer, which replacing placeholders does not need."""
+    name = golden.read_json(checkpoint / "preprocessor_config.json")["processor_class"]
+    cls = getattr(transformers, name)
+    made = object.__new__(cls)
+    for parameter in inspect.signature(cls.__init__).parameters.values():
+        if parameter.default is not parameter.empty:
+            setattr(made, parameter.name, parameter.default)
+    for field, value in processor_settings(checkpoint).items():
+        setattr(made, field, value)
+    made.image_processor = image_processor
+    made.image_token = getattr(made, "image_token", "<|image_pad|>")
+    if hasattr(made, "pixel_shuffle_ratio"):
+        made.downsample_ratio = round(1 / made.pixel_shuffle_ratio**2)
+    return made
+
+
+def replaced(made, outputs: dict[str, np.ndarray]) -> dict:
+    """What stands for the first picture: how many of each token, and the hash of them all in order."""
+    text = made.replace_image_token({name: torch.as_tensor(view(value)) for name, value in outputs.items()}, 0)
+    pieces = TOKEN.findall(text)
+    assert "".join(pieces) == text
+    return {"counts": dict(Counter(pieces)), "sha256": hashlib.sha256(text.encode()).hexdigest()}
+
+
+def view(array: np.ndarray) -> np.ndarray:
+    """torch takes no bfloat16 from numpy; counting needs only the shape."""
+    return array.astype(np.float32) if array.dtype == ml_dtypes.bfloat16 else array
 
 
 def resize_hashes() -> dict[str, str]:
@@ -127,6 +173,8 @@ def sweep(processors: dict) -> dict[str, list]:
     sizes = [[int(v) for v in np.exp(rng.uniform(0, np.log(6000), 2))] for _ in range(SWEEP_SIZES)]
     result: dict[str, list] = {"sizes": sizes}
     for family, processor in processors.items():
+        if not hasattr(processor, "merge_size"):
+            continue
         result[family] = []
         for height, width in sizes:
             try:
@@ -159,8 +207,14 @@ def main() -> None:
         family = checkpoint.name
         config = golden.read_json(checkpoint / "preprocessor_config.json")
         arguments = {name: value for name, value in config.items() if name not in NOT_ARGUMENTS}
-        for backend, cls in BACKENDS.items():
-            processor = cls(**arguments)
+        merge = processor_settings(checkpoint).get("spatial_merge_size")
+        if merge:  # PixtralProcessor calls its image processor with what one token covers
+            arguments["patch_size"] = processor_settings(checkpoint)["patch_size"] * merge
+        class_name = config["image_processor_type"].removesuffix("Fast")
+        for backend, suffix in BACKENDS.items():
+            if not hasattr(transformers, class_name + suffix):
+                continue
+            processor = getattr(transformers, class_name + suffix)(**arguments)
             if backend == "torchvision":
                 torchvision_processors[family] = processor
             for name, row in rows(out / "images"):
@@ -181,9 +235,7 @@ def main() -> None:
                     path.parent.mkdir(parents=True, exist_ok=True)
                     np.savez_compressed(path, **golden.pack(outputs))
                     if backend == "torchvision" and not row and not name.endswith(".viapath"):
-                        speaker = SimpleNamespace(image_processor=processor, image_token="<|image_pad|>")
-                        text = Qwen2VLProcessor.replace_image_token(speaker, outputs, 0)
-                        tokens[f"{family}/{name}"] = {"counts": {"<|image_pad|>": text.count("<|image_pad|>")}}
+                        tokens[f"{family}/{name}"] = replaced(speaker(checkpoint, processor), outputs)
     tokens["__sweep__"] = sweep(torchvision_processors)
     versions = {
         "numpy": np.__version__,

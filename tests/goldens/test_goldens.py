@@ -8,14 +8,17 @@ import pytest
 
 from goldens import check, golden
 
+MISSING_IN_TRANSFORMERS = {"llama4/pil"}  # transformers has no such class
+
 
 def test_every_committed_golden_is_equal():
     counts, failures = check.check(golden.COMMITTED)
     assert failures == []
     assert counts["not covered"] == 0
-    assert {name for name in counts if "/" in name} == {f"{f}/{b}" for f in check.FAMILIES for b in check.BACKENDS}
-    assert all(counts[f"{f}/{b}"] >= 20 for f in check.FAMILIES for b in check.BACKENDS)
-    assert counts["tokens"] >= 30
+    expected = {f"{f}/{b}" for f in check.FAMILIES for b in check.BACKENDS} - MISSING_IN_TRANSFORMERS
+    assert {name for name in counts if "/" in name} == expected
+    assert all(counts[name] >= 20 for name in expected)
+    assert counts["tokens"] >= 150
     assert counts["sweep"] == 1
 
 

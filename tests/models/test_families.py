@@ -1,0 +1,186 @@
+"""What holds for every family, and what only some of them know."""
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import pixelgate
+from goldens import golden
+from models.conftest import family_of
+from pixelgate.errors import CheckpointError, ImageRefusedError, OptionError, RequestError
+from pixelgate.models.family import supported
+
+NAMES = tuple(sorted(path.name for path in golden.CHECKPOINTS.iterdir()))
+PICTURES = [
+    np.random.default_rng(n).integers(0, 256, (*size, 3), np.uint8) for n, size in enumerate([(40, 90), (700, 500)])
+]
+sides = st.integers(1, 3000)
+
+
+@pytest.fixture(scope="module")
+def families():
+    return {name: family_of(name) for name in NAMES}
+
+
+@settings(max_examples=60)
+@given(sides, sides, st.integers(1, 3))
+def test_a_plan_and_its_expansion_count_the_same_tokens(families, height, width, together):
+    for family in families.values():
+        try:
+            plan = family.plan(height, width, images_in_sample=together)
+        except ImageRefusedError:
+            continue
+        counted = sum(count for token, count in family.expansion(plan) if token == family.embedded)
+        assert plan.tokens == counted > 0
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_parts_of_a_batch_are_the_pictures_alone(name):
+    processor = pixelgate.load(golden.CHECKPOINTS / name)
+    together = processor(PICTURES)
+    for index, picture in enumerate(PICTURES):
+        alone = processor(picture).per_image(0)
+        part = together.per_image(index)
+        assert set(part) == set(alone)
+        for output, value in alone.items():
+            assert part[output].dtype == value.dtype
+            assert part[output].shape == value.shape
+            assert part[output].tobytes() == value.tobytes()
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_engine_tensors_hold_every_picture(name):
+    processor = pixelgate.load(golden.CHECKPOINTS / name)
+    inputs = processor(PICTURES)
+    pixels = [inputs.per_image(index)[processor.family.pixels_name] for index in range(len(PICTURES))]
+    tensors = processor.family.tensors(inputs.plans, pixels)
+    assert all(len(tensor.parts) == len(PICTURES) for tensor in tensors)
+    assert tensors[0].name == processor.family.pixels_name
+    for part, own in zip(tensors[0].parts, pixels, strict=True):
+        rows = part.reshape(-1, *own.shape[1:])
+        assert rows[: len(own)].tobytes() == own.tobytes()
+        assert not rows[len(own) :].any()
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_an_unknown_option_is_refused(name):
+    with pytest.raises(OptionError, match="colour"):
+        family_of(name).plan(10, 10, colour="red")
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("changes", [{"do_rescale": False}, {"resample": 9}, {"image_std": [0, 1, 1]}, {"tint": 5}])
+def test_settings_that_cannot_be_honoured_are_refused(altered, name, changes):
+    with pytest.raises(CheckpointError, match=next(iter(changes))):
+        family_of(altered(of=name, **changes))
+
+
+@pytest.mark.parametrize(
+    ("name", "file", "changes"),
+    [
+        ("llava15_clip", "preprocessor_config.json", {"crop_size": 400}),
+        ("llava15_clip", "preprocessor_config.json", {"do_center_crop": False}),
+        ("llava15_clip", "preprocessor_config.json", {"size": {"shortest_edge": 336, "longest_edge": 3}}),
+        ("llava15_clip", "processor_config.json", {"vision_feature_select_strategy": "some"}),
+        ("llava15_clip", "processor_config.json", {"patch_size": "14"}),
+        ("llava15_clip", "config.json", {"image_token_index": "absent", "image_token_id": "absent"}),
+        ("llava_next", "preprocessor_config.json", {"crop_size": 224}),
+        ("llava_next", "preprocessor_config.json", {"image_grid_pinpoints": []}),
+        ("llava_next", "preprocessor_config.json", {"image_grid_pinpoints": [[336, 500]]}),
+        ("llava_next", "preprocessor_config.json", {"aspect_ratio_setting": "square"}),
+        ("llava_onevision", "processor_config.json", {"num_image_tokens": 728}),
+        ("llava_onevision", "processor_config.json", {"vision_feature_select_strategy": "some"}),
+        ("llava_onevision", "processor_config.json", {"vision_aspect_ratio": "square"}),
+        ("llama4", "preprocessor_config.json", {"size": {"height": 336, "width": 300}}),
+        ("mistral3", "processor_config.json", {"patch_size": 16}),
+        ("mistral3", "config.json", {"spatial_merge_size": 3}),
+        ("pixtral", "preprocessor_config.json", {"size": {"shortest_edge": 5}}),
+    ],
+)
+def test_settings_that_contradict_each_other_are_refused(altered, name, file, changes):
+    with pytest.raises(CheckpointError):
+        family_of(altered(file, of=name, **changes))
+
+
+def test_an_unknown_model_type_names_what_is_supported(altered):
+    with pytest.raises(CheckpointError, match="qwen2_5_vl, qwen2_vl, qwen3_vl"):
+        family_of(altered("config.json", model_type="resnet"))
+    assert {"llama4", "llava", "llava_next", "llava_onevision", "mistral3", "pixtral"} < set(supported())
+
+
+def test_an_image_processor_of_another_model_is_refused(altered):
+    with pytest.raises(CheckpointError, match="CLIPImageProcessor, LlavaImageProcessor, PixtralImageProcessor"):
+        family_of(altered(of="llava15_clip", image_processor_type="ViTImageProcessor"))
+
+
+def test_a_missing_class_is_no_question_where_there_is_only_one(altered):
+    assert family_of(altered(image_processor_type="absent")).plan(56, 56).tokens == 4
+
+
+def test_a_missing_class_is_refused_where_there_are_several(altered):
+    with pytest.raises(CheckpointError, match="image_processor_type ''"):
+        family_of(altered(of="llava15_clip", image_processor_type="absent"))
+
+
+def test_a_backend_that_transformers_does_not_have_is_refused():
+    with pytest.raises(CheckpointError, match="llama4 has no backend 'pil', only torchvision"):
+        family_of("llama4", backend="pil")
+
+
+def test_only_the_class_that_pads_pads(altered):
+    assert family_of("llava15_pad").pad_to_square
+    assert not family_of(altered(of="llava15_pad", image_processor_type="CLIPImageProcessor")).pad_to_square
+
+
+def test_an_intermediate_beyond_bounds_is_refused_before_it_is_made():
+    with pytest.raises(ImageRefusedError, match="201600x336"):
+        family_of("llava15_clip").plan(1, 600)
+    with pytest.raises(ImageRefusedError, match="too narrow"):
+        family_of("pixtral").plan(1, 5000)
+
+
+def test_pictures_of_one_sample_are_not_tiled_by_onevision():
+    processor = pixelgate.load(golden.CHECKPOINTS / "llava_onevision")
+    apart, together = processor(PICTURES), processor([PICTURES])
+    assert together["pixel_values"].shape == (2, 1, 3, 384, 384)
+    assert together.token_counts == (730, 730)
+    assert together["batch_num_images"].tolist() == [2]
+    assert apart["batch_num_images"].tolist() == [1, 1]
+    assert apart["pixel_values"].shape[1] > 1
+    assert processor.plan(height=40, width=90, images_in_sample=2).tokens == 730
+
+
+def test_pictures_and_lists_of_pictures_do_not_mix():
+    processor = pixelgate.load(golden.CHECKPOINTS / "llava15_clip")
+    with pytest.raises(RequestError, match="not both"):
+        processor([PICTURES[0], PICTURES])
+
+
+@pytest.mark.parametrize("name", ["llava_next", "pixtral"])
+def test_gaps_hold_zero_in_any_memory_and_have_no_uint8(name):
+    processor = pixelgate.load(golden.CHECKPOINTS / name)
+    expected = processor(PICTURES)["pixel_values"]
+    out = np.full_like(expected, 7)
+    assert processor(PICTURES, out=out)["pixel_values"].tobytes() == expected.tobytes()
+    assert not expected[0, :, -1, -1].any() if name == "pixtral" else not expected[0, -1].any()
+    with pytest.raises(OptionError, match="gaps"):
+        processor(PICTURES, dtype="uint8")
+    assert processor(PICTURES[:1], dtype="uint8")["pixel_values"].dtype == np.uint8
+
+
+def test_llama4_is_bfloat16_and_its_separators_are_in_order():
+    processor = pixelgate.load(golden.CHECKPOINTS / "llama4")
+    inputs = processor(PICTURES[1])
+    assert inputs["pixel_values"].dtype.name == "bfloat16"
+    tokens = [token for token, _ in processor.family.expansion(processor.plan(height=300, width=600))]
+    assert tokens == [
+        "<|image_start|>",
+        "<|patch|>",
+        "<|tile_x_separator|>",
+        "<|patch|>",
+        "<|tile_y_separator|>",
+        "<|image|>",
+        "<|patch|>",
+        "<|image_end|>",
+    ]
