@@ -8,12 +8,13 @@ import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, get_args
 
 import numpy as np
 
 from pixelgate._version import __version__
 from pixelgate.errors import ConfigError, PixelgateError, RequestError
+from pixelgate.models.steps import Backend
 from pixelgate.pixels.affine import NUMPY_DTYPES
 from pixelgate.processor import ImageInputs, load
 
@@ -74,7 +75,9 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _processor_flags(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--backend", choices=["torchvision", "pil"], default="torchvision", help="whose numbers")
+    parser.add_argument(
+        "--backend", choices=list(get_args(Backend)), help="whose numbers (default: the first there is)"
+    )
     parser.add_argument("--rgb", choices=["pixelgate", "hf"], default="pixelgate", help="whose conversion to 8-bit RGB")
 
 

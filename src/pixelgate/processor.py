@@ -23,12 +23,12 @@ from pixelgate.models import checkpoint as checkpoints
 from pixelgate.models import family as families
 from pixelgate.models.checkpoint import Checkpoint
 from pixelgate.models.family import Family
+from pixelgate.models.steps import Backend
 from pixelgate.pixels.affine import NUMPY_DTYPES
 from pixelgate.pixels.kernels import MAX_SIDE
 from pixelgate.pixels.plan import ImagePlan, execute
 from pixelgate.pixels.resample import PillowOrder
 
-Backend = Literal["torchvision", "pil"]
 Rgb = Literal["pixelgate", "hf"]
 ImageLike: TypeAlias = "PIL.Image.Image | NDArray[np.uint8] | bytes | bytearray | memoryview | str | Path"
 
@@ -148,7 +148,7 @@ class Processor:
         uint8 [height, width, 3], or 4 with a byte that means nothing; may be read-only, and the picture's own memory.
         """
         if isinstance(image, PIL.Image.Image):
-            return decoder.from_pil(image, self.policy)
+            return decoder.from_pil(image, self.policy, drops_alpha=self.policy.rgb == "hf" and self.family.drops_alpha)
         if isinstance(image, np.ndarray):
             return decoder.from_array(image)
         if isinstance(image, str | Path):
@@ -157,13 +157,18 @@ class Processor:
             raise RequestError(
                 f"a picture must be a PIL.Image, a uint8 array, encoded bytes or a path, not {type(image).__name__}"
             )
-        return decoder.decode_rows(bytes(image), self.policy, self.backend)
+        return decoder.decode_rows(bytes(image), self.policy, self._decoding)
 
     def header(self, data_or_path: bytes | str | Path) -> decoder.Header:
         """The upright size and the format of an encoded picture; no pixel is decoded."""
         if isinstance(data_or_path, str | Path):
             data_or_path = decoder.read_path(data_or_path, self.policy)
-        return decoder.header(data_or_path, self.policy, self.backend)
+        return decoder.header(data_or_path, self.policy, self._decoding)
+
+    @property
+    def _decoding(self) -> decoder.Backend:
+        """Whose way with files ``rgb="hf"`` follows: remote code is handed pictures that Pillow opened."""
+        return "torchvision" if self.backend == "torchvision" else "pil"
 
     @property
     def fingerprint(self) -> str:
@@ -175,15 +180,16 @@ class Processor:
 def load(
     path: str | Path,
     *,
-    backend: Backend = "torchvision",
+    backend: Backend | None = None,
     pillow_order: PillowOrder = "13",
     rgb: Rgb = "pixelgate",
     policy: MediaPolicy | None = None,
 ) -> Processor:
     """The image processor of the checkpoint directory ``path``; its weights are not needed.
 
-    ``backend`` names the transformers backend whose numbers to reproduce: "torchvision" or "pil". ``pillow_order`` is
-    the Pillow release whose pass order the pil backend follows: "13", "12.2" (12.2 and 12.3) or "12.1" (and older).
+    ``backend`` names the transformers backend whose numbers to reproduce, "torchvision" or "pil", or "remote" for code
+    that a checkpoint brings along (Phi); None is "torchvision" where there is a choice. ``pillow_order`` is the Pillow
+    release whose pass order pil and remote follow: "13", "12.2" (12.2 and 12.3) or "12.1" (and older).
     ``rgb="hf"`` converts every kind of input as transformers itself does, instead of by pixelgate's policy (upright, on
     white, 16 bit scaled). ``policy`` holds the decode limits, a ``pixelgate.media.policy.MediaPolicy``.
     Raises CheckpointError for what cannot be read or is not supported.
@@ -193,11 +199,12 @@ def load(
         ("pillow_order", pillow_order, PillowOrder),
         ("rgb", rgb, Rgb),
     ):
-        if value not in get_args(allowed):
+        if value is not None and value not in get_args(allowed):
             raise OptionError(f"{name} must be one of {', '.join(get_args(allowed))}, not {value!r}", param=name)
     checkpoint = checkpoints.read(path)
-    family = families.from_checkpoint(checkpoint, backend=backend, pillow_order=pillow_order)
-    return Processor(checkpoint, family, backend, replace(policy or MediaPolicy(), rgb=rgb))
+    chosen = families.choose_backend(checkpoint, backend)
+    family = families.from_checkpoint(checkpoint, backend=chosen, pillow_order=pillow_order)
+    return Processor(checkpoint, family, chosen, replace(policy or MediaPolicy(), rgb=rgb))
 
 
 def decode(

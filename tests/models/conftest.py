@@ -7,12 +7,13 @@ import pytest
 
 from goldens import golden
 from pixelgate.models import checkpoint as checkpoints
-from pixelgate.models.family import from_checkpoint
+from pixelgate.models.family import choose_backend, from_checkpoint
 
 
-def family_of(path, backend="torchvision"):
+def family_of(path, backend=None):
     """The family of a checkpoint, by its directory or its name among the goldens'."""
-    return from_checkpoint(checkpoints.read(golden.CHECKPOINTS / path), backend=backend, pillow_order="13")
+    checkpoint = checkpoints.read(golden.CHECKPOINTS / path)
+    return from_checkpoint(checkpoint, backend=choose_backend(checkpoint, backend), pillow_order="13")
 
 
 @pytest.fixture

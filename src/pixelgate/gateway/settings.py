@@ -12,7 +12,7 @@ from typing import Any, TypeVar, get_args
 
 from pixelgate.errors import ConfigError
 from pixelgate.media.policy import MediaPolicy
-from pixelgate.processor import Backend
+from pixelgate.models.steps import Backend
 
 MIB = 1 << 20
 

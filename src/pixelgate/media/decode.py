@@ -115,14 +115,15 @@ def decode_rows(data: bytes, policy: MediaPolicy, backend: Backend = "torchvisio
     return picture if isinstance(picture, np.ndarray) else _rows(picture)
 
 
-def from_pil(image: Image.Image, policy: MediaPolicy) -> NDArray[np.uint8]:
+def from_pil(image: Image.Image, policy: MediaPolicy, *, drops_alpha: bool = False) -> NDArray[np.uint8]:
     """A PIL image as transformers takes it, for both values of ``policy.rgb``: on white, not turned by EXIF.
 
-    Returns rows like `decode_rows`; they may be the image's own memory.
+    With ``drops_alpha`` what is transparent has the colour below its alpha. Returns rows like `decode_rows`; they may
+    be the image's own memory.
     """
     _check_pixels(image.height, image.width, policy)
     with _guarded():
-        return _rows(rgb.flattened(image))
+        return _rows(rgb.without_alpha(image) if drops_alpha else rgb.flattened(image))
 
 
 def from_array(array: NDArray[Any]) -> NDArray[np.uint8]:

@@ -28,6 +28,14 @@ def flattened(image: Image.Image) -> Image.Image:
     return rgba.convert("RGB")
 
 
+def without_alpha(image: Image.Image) -> Image.Image:
+    """RGB, the alpha dropped: ``convert("RGB")`` of code that checkpoints bring along."""
+    if isinstance(image.info.get("transparency"), bytes):
+        image = image.copy()  # the caller's stays as it is
+        del image.info["transparency"]  # dropped anyway, but not without a warning
+    return image.convert("RGB")
+
+
 def eight_bit(image: Image.Image, png_depth: int | None) -> Image.Image:
     """Bring what `flattened` would get wrong to 8 bits: 16-bit grey by its high byte, colour keys by the same scale.
 

@@ -4,6 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
 
 from pixelgate.pixels.plan import ImagePlan
 
@@ -49,3 +53,15 @@ def stacked(plans: Sequence[ImagePlan], most: int | None = None) -> Batch:
     slots = tuple((number, slice(plan.shape[0])) for number, plan in enumerate(plans))
     gaps = any(plan.shape[0] != most for plan in plans)
     return Batch((len(plans), most, *plans[0].shape[1:]), slots, gaps)
+
+
+def filled_up(parts: Sequence[NDArray[Any]], most: int | None = None, fill: float = 0) -> tuple[NDArray[Any], ...]:
+    """Each part as [1, most, ...], ``fill`` where it has fewer; ``most`` is that of the largest if not given."""
+    most = most or max(len(part) for part in parts)
+    whole = []
+    for part in parts:
+        if len(part) < most:
+            gap = np.full((most - len(part), *part.shape[1:]), fill, part.dtype)
+            part = np.concatenate([part, gap])
+        whole.append(part[None])
+    return tuple(whole)

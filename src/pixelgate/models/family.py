@@ -8,10 +8,19 @@ from typing import Any, Protocol
 from numpy.typing import NDArray
 
 from pixelgate.errors import CheckpointError
-from pixelgate.models import llama4, llava, llava_next, llava_onevision, pixtral, qwen_vl
+from pixelgate.models import (
+    llama4,
+    llava,
+    llava_next,
+    llava_onevision,
+    phi3_vision,
+    phi4_multimodal,
+    pixtral,
+    qwen_vl,
+)
 from pixelgate.models.batch import Batch
 from pixelgate.models.checkpoint import Checkpoint
-from pixelgate.pixels.affine import Rule
+from pixelgate.models.steps import Backend
 from pixelgate.pixels.plan import ImagePlan
 from pixelgate.pixels.resample import PillowOrder
 from pixelgate.pixels.tensor import Tensor
@@ -31,6 +40,10 @@ class Family(Protocol):
     @property
     def pixels_name(self) -> str:
         """transformers' name of the pixel tensor."""
+
+    @property
+    def drops_alpha(self) -> bool:
+        """Whether it takes transparent pixels for what they would be without alpha, under ``rgb="hf"``."""
 
     def plan(self, height: int, width: int, *, images_in_sample: int = 1, **options: Any) -> ImagePlan:
         """What a picture of (height, width) becomes; raises ImageRefusedError or OptionError."""
@@ -59,15 +72,21 @@ class _Module(Protocol):
     def MODEL_TYPES(self) -> tuple[str, ...]: ...
 
     @property
-    def PROCESSORS(self) -> tuple[str, ...]: ...
+    def PROCESSORS(self) -> Mapping[str, tuple[Backend, ...]]: ...
 
-    @property
-    def BACKENDS(self) -> tuple[str, ...]: ...
-
-    def from_checkpoint(self, checkpoint: Checkpoint, *, backend: Rule, pillow_order: PillowOrder) -> Family: ...
+    def from_checkpoint(self, checkpoint: Checkpoint, *, backend: Backend, pillow_order: PillowOrder) -> Family: ...
 
 
-_FAMILIES: tuple[_Module, ...] = (llama4, llava, llava_next, llava_onevision, pixtral, qwen_vl)
+_FAMILIES: tuple[_Module, ...] = (
+    llama4,
+    llava,
+    llava_next,
+    llava_onevision,
+    phi3_vision,
+    phi4_multimodal,
+    pixtral,
+    qwen_vl,
+)
 
 
 def supported() -> tuple[str, ...]:
@@ -75,26 +94,32 @@ def supported() -> tuple[str, ...]:
     return tuple(sorted({name for family in _FAMILIES for name in family.MODEL_TYPES}))
 
 
-def from_checkpoint(checkpoint: Checkpoint, *, backend: Rule, pillow_order: PillowOrder) -> Family:
-    """The family of a checkpoint, by its ``model_type`` and the class of its image processor.
+def choose_backend(checkpoint: Checkpoint, asked: Backend | None) -> Backend:
+    """``asked``, or the first that there is. Raises CheckpointError with what there is."""
+    backends = _find(checkpoint)[1]
+    if asked is not None and asked not in backends:
+        raise CheckpointError(f"{checkpoint.model_type} has no backend {asked!r}, only {', '.join(backends)}")
+    return asked or backends[0]
 
-    Raises CheckpointError with what is supported.
-    """
+
+def from_checkpoint(checkpoint: Checkpoint, *, backend: Backend, pillow_order: PillowOrder) -> Family:
+    """The family of a checkpoint. Raises CheckpointError with what is supported."""
+    return _find(checkpoint)[0].from_checkpoint(checkpoint, backend=backend, pillow_order=pillow_order)
+
+
+def _find(checkpoint: Checkpoint) -> tuple[_Module, tuple[Backend, ...]]:
+    """A family and its backends, by ``model_type`` and the class of the image processor."""
     candidates = [family for family in _FAMILIES if checkpoint.model_type in family.MODEL_TYPES]
     if not candidates:
         raise CheckpointError(
             f"model_type {checkpoint.model_type!r} is not supported; supported are {', '.join(supported())}"
         )
-    only = len(candidates) == 1 and not checkpoint.image_processor  # older files do not name the class
-    for family in candidates:
-        if only or checkpoint.image_processor in family.PROCESSORS:
-            if backend not in family.BACKENDS:
-                raise CheckpointError(
-                    f"{checkpoint.model_type} has no backend {backend!r}, only {', '.join(family.BACKENDS)}"
-                )
-            return family.from_checkpoint(checkpoint, backend=backend, pillow_order=pillow_order)
-    known = ", ".join(name for family in candidates for name in family.PROCESSORS)
-    raise CheckpointError(
-        f"image_processor_type {checkpoint.image_processor!r} of a {checkpoint.model_type} is not supported; "
-        f"supported are {known}"
-    )
+    known = {name: (family, backends) for family in candidates for name, backends in family.PROCESSORS.items()}
+    if not checkpoint.image_processor and len(set(known.values())) == 1:  # older files do not name the class
+        return next(iter(known.values()))
+    if checkpoint.image_processor not in known:
+        raise CheckpointError(
+            f"image_processor_type {checkpoint.image_processor!r} of a {checkpoint.model_type} is not supported; "
+            f"supported are {', '.join(known)}"
+        )
+    return known[checkpoint.image_processor]

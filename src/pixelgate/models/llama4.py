@@ -20,16 +20,13 @@ from pixelgate.errors import CheckpointError
 from pixelgate.models.batch import Batch, concatenated
 from pixelgate.models.checkpoint import Checkpoint, Settings
 from pixelgate.models.llava import refuse_options
-from pixelgate.models.steps import Steps, take_steps
-from pixelgate.pixels.affine import Rule
+from pixelgate.models.steps import HALF, Backend, Steps, take_steps
 from pixelgate.pixels.plan import Canvas, ImagePlan, Tiles, View
 from pixelgate.pixels.resample import PillowOrder
 from pixelgate.pixels.tensor import Tensor
 
 MODEL_TYPES = ("llama4",)
-PROCESSORS = ("Llama4ImageProcessor",)
-BACKENDS = ("torchvision",)
-HALF = (0.5, 0.5, 0.5)
+PROCESSORS: Mapping[str, tuple[Backend, ...]] = {"Llama4ImageProcessor": ("torchvision",)}
 SHUFFLE = 4  # patches that become one token
 
 
@@ -46,6 +43,7 @@ class Llama4:
     placeholder: str = "<|image|>"
     embedded: str = "<|patch|>"
     pixels_name: str = "pixel_values"
+    drops_alpha: bool = False
 
     def plan(self, height: int, width: int, *, images_in_sample: int = 1, **options: Any) -> ImagePlan:
         """What a picture of this size becomes."""
@@ -134,7 +132,7 @@ def fitted(height: int, width: int, most_height: int, most_width: int) -> tuple[
     return most_height, max(min(math.floor(width * down), most_width), 1)
 
 
-def from_checkpoint(checkpoint: Checkpoint, *, backend: Rule, pillow_order: PillowOrder) -> Llama4:
+def from_checkpoint(checkpoint: Checkpoint, *, backend: Backend, pillow_order: PillowOrder) -> Llama4:
     """Read the settings. Raises CheckpointError."""
     settings = Settings(checkpoint.preprocessor, "the image processor's configuration")
     steps = take_steps(

@@ -15,16 +15,14 @@ from numpy.typing import NDArray
 from pixelgate.errors import CheckpointError, ImageRefusedError, OptionError
 from pixelgate.models.batch import Batch, concatenated
 from pixelgate.models.checkpoint import Checkpoint, Settings
-from pixelgate.models.steps import Steps, take_steps
-from pixelgate.pixels.affine import Rule
+from pixelgate.models.steps import BOTH, Backend, Steps, take_steps
 from pixelgate.pixels.kernels import MAX_SIDE, Window
 from pixelgate.pixels.plan import Canvas, ImagePlan, Tiles, View
 from pixelgate.pixels.resample import PillowOrder
 from pixelgate.pixels.tensor import Tensor
 
 MODEL_TYPES = ("llava",)
-PROCESSORS = ("CLIPImageProcessor", "LlavaImageProcessor")
-BACKENDS = ("torchvision", "pil")
+PROCESSORS: Mapping[str, tuple[Backend, ...]] = {"CLIPImageProcessor": BOTH, "LlavaImageProcessor": BOTH}
 
 
 @dataclass(frozen=True)
@@ -39,6 +37,7 @@ class Llava:
     placeholder_id: int
     placeholder: str = "<image>"
     pixels_name: str = "pixel_values"
+    drops_alpha: bool = False
 
     def plan(self, height: int, width: int, *, images_in_sample: int = 1, **options: Any) -> ImagePlan:
         """What a picture of this size becomes: always one tile. Raises ImageRefusedError for an extreme ratio."""
@@ -98,7 +97,7 @@ def square_canvas(height: int, width: int, mean: tuple[float, float, float]) -> 
     return Canvas((side - height) // 2, (side - width) // 2, side, side, (red, green, blue))
 
 
-def from_checkpoint(checkpoint: Checkpoint, *, backend: Rule, pillow_order: PillowOrder) -> Llava:
+def from_checkpoint(checkpoint: Checkpoint, *, backend: Backend, pillow_order: PillowOrder) -> Llava:
     """Read the settings; defaults are those of transformers' classes where the checkpoint is silent."""
     settings = Settings(checkpoint.preprocessor, "the image processor's configuration")
     steps = take_steps(settings, backend=backend, pillow_order=pillow_order)

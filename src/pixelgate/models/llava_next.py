@@ -16,18 +16,16 @@ from numpy.typing import NDArray
 
 from pixelgate.errors import CheckpointError
 from pixelgate.models.anyres import Size, best_canvas, take_canvases, tiled_view, unpadded_grid
-from pixelgate.models.batch import Batch, stacked
+from pixelgate.models.batch import Batch, filled_up, stacked
 from pixelgate.models.checkpoint import Checkpoint, Settings
 from pixelgate.models.llava import Vision, refuse_options, shortest_edge
-from pixelgate.models.steps import Steps, take_steps
-from pixelgate.pixels.affine import Rule
+from pixelgate.models.steps import BOTH, Backend, Steps, take_steps
 from pixelgate.pixels.plan import ImagePlan, Tiles, View
 from pixelgate.pixels.resample import PillowOrder
 from pixelgate.pixels.tensor import Tensor
 
 MODEL_TYPES = ("llava_next",)
-PROCESSORS = ("LlavaNextImageProcessor",)
-BACKENDS = ("torchvision", "pil")
+PROCESSORS: Mapping[str, tuple[Backend, ...]] = {"LlavaNextImageProcessor": BOTH}
 
 
 @dataclass(frozen=True)
@@ -41,6 +39,7 @@ class LlavaNext:
     placeholder_id: int
     placeholder: str = "<image>"
     pixels_name: str = "pixel_values"
+    drops_alpha: bool = False
 
     def plan(self, height: int, width: int, *, images_in_sample: int = 1, **options: Any) -> ImagePlan:
         """What a picture of this size becomes: a base tile and the tiles of its best canvas."""
@@ -87,19 +86,7 @@ def image_size(height: int, width: int) -> Mapping[str, NDArray[Any]]:
     return MappingProxyType({"image_sizes": np.array([[height, width]], np.int64)})
 
 
-def filled_up(pixels: Sequence[NDArray[Any]]) -> tuple[NDArray[Any], ...]:
-    """[1, most tiles, ...] each."""
-    most = max(part.shape[0] for part in pixels)
-    whole = []
-    for part in pixels:
-        if part.shape[0] < most:
-            gap = np.zeros((most - part.shape[0], *part.shape[1:]), part.dtype)
-            part = np.concatenate([part, gap])
-        whole.append(part[None])
-    return tuple(whole)
-
-
-def from_checkpoint(checkpoint: Checkpoint, *, backend: Rule, pillow_order: PillowOrder) -> LlavaNext:
+def from_checkpoint(checkpoint: Checkpoint, *, backend: Backend, pillow_order: PillowOrder) -> LlavaNext:
     """Read the settings. Raises CheckpointError."""
     settings = Settings(checkpoint.preprocessor, "the image processor's configuration")
     steps = take_steps(settings, backend=backend, pillow_order=pillow_order)

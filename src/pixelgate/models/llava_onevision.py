@@ -17,19 +17,17 @@ from numpy.typing import NDArray
 
 from pixelgate.errors import CheckpointError
 from pixelgate.models.anyres import Size, best_canvas, take_canvases, tiled_view, unpadded_grid
-from pixelgate.models.batch import Batch, stacked
+from pixelgate.models.batch import Batch, filled_up, stacked
 from pixelgate.models.checkpoint import Checkpoint, Settings
 from pixelgate.models.llava import refuse_options, square_canvas
-from pixelgate.models.llava_next import filled_up, image_size
-from pixelgate.models.steps import Steps, take_steps
-from pixelgate.pixels.affine import Rule
+from pixelgate.models.llava_next import image_size
+from pixelgate.models.steps import BOTH, Backend, Steps, take_steps
 from pixelgate.pixels.plan import ImagePlan, Tiles, View
 from pixelgate.pixels.resample import PillowOrder
 from pixelgate.pixels.tensor import Tensor
 
 MODEL_TYPES = ("llava_onevision",)
-PROCESSORS = ("LlavaOnevisionImageProcessor",)
-BACKENDS = ("torchvision", "pil")
+PROCESSORS: Mapping[str, tuple[Backend, ...]] = {"LlavaOnevisionImageProcessor": BOTH}
 SHRINK_ABOVE = 1.1
 
 
@@ -46,6 +44,7 @@ class LlavaOnevision:
     placeholder_id: int
     placeholder: str = "<image>"
     pixels_name: str = "pixel_values"
+    drops_alpha: bool = False
 
     def plan(self, height: int, width: int, *, images_in_sample: int = 1, **options: Any) -> ImagePlan:
         """What a picture of this size becomes, alone in its sample or one of ``images_in_sample``."""
@@ -100,7 +99,7 @@ class LlavaOnevision:
         )
 
 
-def from_checkpoint(checkpoint: Checkpoint, *, backend: Rule, pillow_order: PillowOrder) -> LlavaOnevision:
+def from_checkpoint(checkpoint: Checkpoint, *, backend: Backend, pillow_order: PillowOrder) -> LlavaOnevision:
     """Read the settings. Raises CheckpointError."""
     settings = Settings(checkpoint.preprocessor, "the image processor's configuration")
     steps = take_steps(settings, backend=backend, pillow_order=pillow_order)

@@ -19,15 +19,13 @@ from pixelgate.errors import CheckpointError, ImageRefusedError
 from pixelgate.models.batch import Batch, padded
 from pixelgate.models.checkpoint import Checkpoint, Settings
 from pixelgate.models.llava import refuse_options
-from pixelgate.models.steps import Steps, take_steps
-from pixelgate.pixels.affine import Rule
+from pixelgate.models.steps import BOTH, Backend, Steps, take_steps
 from pixelgate.pixels.plan import ImagePlan, Tiles, View
 from pixelgate.pixels.resample import PillowOrder
 from pixelgate.pixels.tensor import Tensor
 
 MODEL_TYPES = ("llava", "pixtral", "mistral3")
-PROCESSORS = ("PixtralImageProcessor",)
-BACKENDS = ("torchvision", "pil")
+PROCESSORS: Mapping[str, tuple[Backend, ...]] = {"PixtralImageProcessor": BOTH}
 
 
 @dataclass(frozen=True)
@@ -42,6 +40,7 @@ class Pixtral:
     row_end: str
     image_end: str
     pixels_name: str = "pixel_values"
+    drops_alpha: bool = False
 
     @property
     def embedded(self) -> str:
@@ -90,7 +89,7 @@ class Pixtral:
         return (Tensor("pixel_values", pixels[0].dtype.name, tuple(pixels), "batched"),)
 
 
-def from_checkpoint(checkpoint: Checkpoint, *, backend: Rule, pillow_order: PillowOrder) -> Pixtral:
+def from_checkpoint(checkpoint: Checkpoint, *, backend: Backend, pillow_order: PillowOrder) -> Pixtral:
     """Read the settings. Raises CheckpointError."""
     settings = Settings(checkpoint.preprocessor, "the image processor's configuration")
     steps = take_steps(settings, backend=backend, pillow_order=pillow_order)

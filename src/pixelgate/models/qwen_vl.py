@@ -18,15 +18,16 @@ from numpy.typing import NDArray
 from pixelgate.errors import CheckpointError, ImageRefusedError, OptionError
 from pixelgate.models.batch import Batch, concatenated
 from pixelgate.models.checkpoint import Checkpoint, Settings
-from pixelgate.models.steps import take_steps
-from pixelgate.pixels.affine import Affine, Rule
+from pixelgate.models.steps import BOTH, Backend, take_steps
+from pixelgate.pixels.affine import Affine
 from pixelgate.pixels.plan import ImagePlan, Patches, View
 from pixelgate.pixels.resample import PillowOrder, Resample
 from pixelgate.pixels.tensor import Tensor
 
 MODEL_TYPES = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl")
-PROCESSORS = ("Qwen2VLImageProcessor", "Qwen2_5_VLImageProcessor", "Qwen3VLImageProcessor")
-BACKENDS = ("torchvision", "pil")
+PROCESSORS: Mapping[str, tuple[Backend, ...]] = dict.fromkeys(
+    ("Qwen2VLImageProcessor", "Qwen2_5_VLImageProcessor", "Qwen3VLImageProcessor"), BOTH
+)
 MAX_ASPECT_RATIO = 200
 
 
@@ -41,6 +42,7 @@ class QwenVL:
     affine: Affine
     placeholder_id: int
     placeholder: str = "<|image_pad|>"
+    drops_alpha: bool = False
     pixels_name: str = "pixel_values"
     options: tuple[str, ...] = ("min_pixels", "max_pixels")
 
@@ -136,7 +138,7 @@ def smart_resize(height: int, width: int, *, factor: int, min_pixels: int, max_p
     return rows, columns
 
 
-def from_checkpoint(checkpoint: Checkpoint, *, backend: Rule, pillow_order: PillowOrder) -> QwenVL:
+def from_checkpoint(checkpoint: Checkpoint, *, backend: Backend, pillow_order: PillowOrder) -> QwenVL:
     """Read the settings; defaults are those of transformers' class where the checkpoint is silent."""
     source = "the image processor's configuration"
     settings = Settings(checkpoint.preprocessor, source)

@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import Literal
 
 from pixelgate.errors import CheckpointError
 from pixelgate.models.checkpoint import Settings
 from pixelgate.pixels.affine import Affine, Rule
 from pixelgate.pixels.resample import Filter, PillowOrder, Resample, Semantics
 
+Backend = Literal["torchvision", "pil", "remote"]
+BOTH: tuple[Backend, ...] = ("torchvision", "pil")
 PIL_FILTERS: dict[int, Filter] = {0: "nearest", 1: "lanczos", 2: "bilinear", 3: "bicubic", 4: "box", 5: "hamming"}
 CLIP_MEAN = (0.48145466, 0.4578275, 0.40821073)
 CLIP_STD = (0.26862954, 0.26130258, 0.27577711)
+HALF = (0.5, 0.5, 0.5)
 
 # names and switches of transformers' own that change no number
 _IGNORED = (
@@ -42,7 +46,7 @@ class Steps:
 def take_steps(
     settings: Settings,
     *,
-    backend: Rule,
+    backend: Backend,
     pillow_order: PillowOrder,
     mean: tuple[float, float, float] = CLIP_MEAN,
     std: tuple[float, float, float] = CLIP_STD,
@@ -57,13 +61,14 @@ def take_steps(
         settings.expect(switch, True)
     settings.ignore(*_IGNORED)
     number = settings.take("resample", int, resample)
-    semantics: Semantics = "pillow" if backend == "pil" else "torchvision"
+    # remote code resizes with Pillow and normalises as the pil backend does, entry for entry
+    semantics: Semantics = "torchvision" if backend == "torchvision" else "pillow"
     try:
         chosen = Resample(PIL_FILTERS[number], semantics, pillow_order)
     except (KeyError, ValueError):
         raise CheckpointError(f"resample={number} is no filter that the {backend} backend has") from None
     affine = Affine(
-        rule=rule or backend,
+        rule=rule or ("torchvision" if backend == "torchvision" else "pil"),
         mean=settings.triple("image_mean", mean),
         std=settings.triple("image_std", std),
         rescale_factor=settings.take("rescale_factor", (int, float), 1 / 255),
