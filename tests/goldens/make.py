@@ -3,8 +3,9 @@
     python tests/goldens/make.py [--out DIR]        (default: tests/goldens/data)
 
 Needs what versions.json names: transformers, torch, torchvision and Pillow; nothing else in this project does.
-Writes the pictures, what transformers makes of them with both backends, its placeholder counts, and hashes of
-torchvision's resize over random shapes. Pictures come from integer arithmetic, so every run makes the same.
+Writes the pictures, what transformers makes of them with every backend, its placeholder counts, and hashes of
+torchvision's resize over random shapes. Pictures come from integer arithmetic, so every run makes the same. What no
+transformers has but checkpoints bring along themselves is restated in remote.py.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ from transformers.models.qwen2_vl.image_processing_qwen2_vl import smart_resize
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from goldens import golden
+from goldens import golden, remote
 from goldens.cases import FLOAT_TABLE, TORCHVISION_FILTERS, resize_cases
 
 BACKENDS = {"torchvision": "", "pil": "Pil"}  # the suffix of transformers' class
@@ -105,9 +106,27 @@ def rows(images: Path) -> Iterator[tuple[str, dict]]:
         yield name, {"images": files}
 
 
+def processors(checkpoint: Path) -> dict:
+    """By backend; where a checkpoint brings its own code, that is the only one."""
+    config = golden.read_json(checkpoint / "preprocessor_config.json")
+    name = config["image_processor_type"].removesuffix("Fast")
+    if name in remote.PROCESSORS:
+        return {"remote": remote.PROCESSORS[name](config)}
+    arguments = {name: value for name, value in config.items() if name not in NOT_ARGUMENTS}
+    merge = processor_settings(checkpoint).get("spatial_merge_size")
+    if merge:  # PixtralProcessor calls its image processor with what one token covers
+        arguments["patch_size"] = processor_settings(checkpoint)["patch_size"] * merge
+    classes = {backend: getattr(transformers, name + suffix, None) for backend, suffix in BACKENDS.items()}
+    return {backend: cls(**arguments) for backend, cls in classes.items() if cls}
+
+
 def run(processor, images) -> dict[str, np.ndarray]:
     outputs = {}
-    for name, value in processor(images, return_tensors="pt").items():
+    if type(processor) in remote.PROCESSORS.values():
+        made = processor(images if isinstance(images, list) else [images])
+    else:
+        made = processor(images, return_tensors="pt")
+    for name, value in made.items():
         tensor = torch.as_tensor(value).contiguous()
         if tensor.dtype == torch.bfloat16:
             outputs[name] = tensor.view(torch.int16).numpy().view(ml_dtypes.bfloat16)
@@ -205,19 +224,13 @@ def main() -> None:
     torchvision_processors = {}
     for checkpoint in sorted(golden.CHECKPOINTS.iterdir()):
         family = checkpoint.name
-        config = golden.read_json(checkpoint / "preprocessor_config.json")
-        arguments = {name: value for name, value in config.items() if name not in NOT_ARGUMENTS}
-        merge = processor_settings(checkpoint).get("spatial_merge_size")
-        if merge:  # PixtralProcessor calls its image processor with what one token covers
-            arguments["patch_size"] = processor_settings(checkpoint)["patch_size"] * merge
-        class_name = config["image_processor_type"].removesuffix("Fast")
-        for backend, suffix in BACKENDS.items():
-            if not hasattr(transformers, class_name + suffix):
-                continue
-            processor = getattr(transformers, class_name + suffix)(**arguments)
+        for backend, processor in processors(checkpoint).items():
             if backend == "torchvision":
                 torchvision_processors[family] = processor
             for name, row in rows(out / "images"):
+                single = not row and not name.endswith(".viapath")
+                if backend == "remote" and not (single or name.startswith("batch")):
+                    continue  # such code is handed opened pictures, and knows no samples
                 key = f"{family}/{backend}/{name}"
                 try:
                     outputs = run(processor, golden.load_input(out, name, row))
@@ -234,7 +247,9 @@ def main() -> None:
                     path = out / f"{key}.npz"
                     path.parent.mkdir(parents=True, exist_ok=True)
                     np.savez_compressed(path, **golden.pack(outputs))
-                    if backend == "torchvision" and not row and not name.endswith(".viapath"):
+                    if single and "num_img_tokens" in outputs:
+                        tokens[f"{family}/{name}"] = {"counts": {"<image>": int(outputs["num_img_tokens"][0])}}
+                    elif single and backend == "torchvision":
                         tokens[f"{family}/{name}"] = replaced(speaker(checkpoint, processor), outputs)
     tokens["__sweep__"] = sweep(torchvision_processors)
     versions = {

@@ -1,6 +1,7 @@
 """What holds for every family, and what only some of them know."""
 
 import numpy as np
+import PIL.Image
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -8,7 +9,7 @@ from hypothesis import strategies as st
 import pixelgate
 from goldens import golden
 from models.conftest import family_of
-from pixelgate.errors import CheckpointError, ImageRefusedError, OptionError, RequestError
+from pixelgate.errors import CheckpointError, ImageRefusedError, KernelError, OptionError, RequestError
 from pixelgate.models.family import supported
 
 NAMES = tuple(sorted(path.name for path in golden.CHECKPOINTS.iterdir()))
@@ -96,6 +97,9 @@ def test_settings_that_cannot_be_honoured_are_refused(altered, name, changes):
         ("mistral3", "processor_config.json", {"patch_size": 16}),
         ("mistral3", "config.json", {"spatial_merge_size": 3}),
         ("pixtral", "preprocessor_config.json", {"size": {"shortest_edge": 5}}),
+        ("phi3_vision", "preprocessor_config.json", {"num_img_tokens": 100}),
+        ("phi4_native", "preprocessor_config.json", {"size": {"height": 448, "width": 300}}),
+        ("phi4_native", "preprocessor_config.json", {"patch_size": 15}),
     ],
 )
 def test_settings_that_contradict_each_other_are_refused(altered, name, file, changes):
@@ -125,7 +129,10 @@ def test_a_missing_class_is_refused_where_there_are_several(altered):
 
 def test_a_backend_that_transformers_does_not_have_is_refused():
     with pytest.raises(CheckpointError, match="llama4 has no backend 'pil', only torchvision"):
-        family_of("llama4", backend="pil")
+        pixelgate.load(golden.CHECKPOINTS / "llama4", backend="pil")
+    with pytest.raises(CheckpointError, match="phi3_v has no backend 'torchvision', only remote"):
+        pixelgate.load(golden.CHECKPOINTS / "phi3_vision", backend="torchvision")
+    assert pixelgate.load(golden.CHECKPOINTS / "phi3_vision").backend == "remote"
 
 
 def test_only_the_class_that_pads_pads(altered):
@@ -138,6 +145,8 @@ def test_an_intermediate_beyond_bounds_is_refused_before_it_is_made():
         family_of("llava15_clip").plan(1, 600)
     with pytest.raises(ImageRefusedError, match="too narrow"):
         family_of("pixtral").plan(1, 5000)
+    with pytest.raises(ImageRefusedError, match="too narrow"):
+        family_of("phi3_5_vision").plan(1, 2000)
 
 
 def test_pictures_of_one_sample_are_not_tiled_by_onevision():
@@ -167,6 +176,50 @@ def test_gaps_hold_zero_in_any_memory_and_have_no_uint8(name):
     with pytest.raises(OptionError, match="gaps"):
         processor(PICTURES, dtype="uint8")
     assert processor(PICTURES[:1], dtype="uint8")["pixel_values"].dtype == np.uint8
+
+
+def test_only_code_that_drops_alpha_drops_it_and_only_when_asked():
+    clear = PIL.Image.new("RGBA", (50, 60), (10, 20, 30, 0))
+    palette = clear.convert("RGB").quantize(4)
+    palette.info["transparency"] = bytes([0, 0, 0, 0])
+    for image in (clear, palette):
+        for name, rgb, expected in (
+            ("phi4_remote", "hf", (10, 20, 30)),
+            ("phi4_remote", "pixelgate", (255, 255, 255)),
+            ("phi3_vision", "hf", (255, 255, 255)),
+        ):
+            processor = pixelgate.load(golden.CHECKPOINTS / name, rgb=rgb)
+            assert tuple(processor.rgb(image)[0, 0, :3]) == expected
+    assert palette.info["transparency"] == bytes([0, 0, 0, 0])
+
+
+def test_phi_turns_upright_pictures_over_their_diagonal():
+    family = family_of("phi3_5_vision")
+    wide, upright = family.plan(300, 500), family.plan(500, 300)
+    assert wide.views[1].resize == upright.views[1].resize[::-1]
+    assert not wide.views[1].transpose
+    assert upright.views[1].transpose
+    assert family.plan(100, 100).tokens == 757
+
+
+def test_phi4_counts_no_tokens_for_what_is_beside_the_picture():
+    family = family_of("phi4_native")
+    assert family.plan(448, 448).tokens == 256 + 16 + 1 + 256 + 16
+    assert family.plan(896, 448).tokens == family.plan(448, 448).tokens + 256 + 16
+    assert family.plan(449, 448).tokens == family.plan(448, 448).tokens + 16 + 1  # a second tile, one row of it
+    with pytest.raises(ImageRefusedError, match="1x200 is too narrow"):
+        family.plan(200, 1)
+
+
+def test_canvases_of_up_to_36_tiles_when_the_picture_is_larger():
+    family = family_of("phi4_remote")
+    assert family.plan(6000, 6000).aux["image_sizes"].tolist() == [[2688, 2688]]
+    assert family.plan(200, 20000).aux["image_sizes"].tolist() == [[448, 448 * 36]]
+
+
+def test_tiles_made_of_floats_have_no_uint8():
+    with pytest.raises(KernelError, match="normalised floats"):
+        pixelgate.load(golden.CHECKPOINTS / "phi4_native")(PICTURES[1], dtype="uint8")
 
 
 def test_llama4_is_bfloat16_and_its_separators_are_in_order():
