@@ -179,7 +179,9 @@ def resize_hashes() -> dict[str, str]:
         for kind in TORCHVISION_FILTERS:
             # transformers replaces Pillow's nearest by torchvision's exact one
             mode = InterpolationMode("nearest-exact" if kind == "nearest" else kind)
-            out = functional.resize(tensor, [height, width], mode, antialias=kind != "nearest")
+            # transformers hands over planes, and nearest has kernels of its own for them
+            given = tensor.contiguous() if kind == "nearest" else tensor
+            out = functional.resize(given, [height, width], mode, antialias=kind != "nearest")
             hashes[f"{name}/{kind}"] = golden.sha256(out.permute(1, 2, 0).contiguous().numpy())
         floats = torch.from_numpy(np.stack([FLOAT_TABLE[c][image[:, :, c]] for c in range(3)]))
         out = torch.nn.functional.interpolate(floats[None], (height, width), mode="bicubic", align_corners=False)

@@ -208,21 +208,22 @@ _cache = WeightCache(WEIGHT_CACHE_BYTES)
 
 
 def weights(
-    size_in: int, size_out: int, resample: Resample, offset: int, length: int, channels: int, level: str
+    size_in: int, size_out: int, resample: Resample, small: bool, offset: int, length: int, channels: int, level: str
 ) -> tuple[Weights | None, slice]:
     """The weights that make outputs ``offset`` to ``offset + length``, and the inputs they need.
 
-    ``channels`` is 0 for rows. An axis that does not change is not resampled, in both libraries: it has no weights.
+    ``small`` is `Resample.picks_as_small`, ``channels`` is 0 for rows. An axis that does not change is not resampled,
+    in both libraries: it has no weights.
     """
     if size_in == size_out:
         return None, slice(offset, offset + length)
 
     def make() -> Prepared:
-        axis = make_axis(size_in, size_out, resample.filter, resample.semantics)
+        axis = make_axis(size_in, size_out, resample.filter, resample.semantics, small=small)
         part, needed = axis.window(offset, length)
         return Weights(part, channels, level), needed
 
-    key = (size_in, size_out, resample.filter, resample.semantics, offset, length, channels, level)
+    key = (size_in, size_out, resample.filter, resample.semantics, small, offset, length, channels, level)
     return _cache.get(key, make)
 
 

@@ -193,8 +193,9 @@ def _work(
         raise KernelError(f"{window} does not lie inside a picture of {size} (height, width)")
     level = binding.checked_level(level)
     height, width, channels = image.shape
-    rows, rows_used = binding.weights(height, size[0], resample, window.top, window.height, 0, level)
-    columns, columns_used = binding.weights(width, size[1], resample, window.left, window.width, channels, level)
+    small = resample.picks_as_small(size)
+    rows, rows_used = binding.weights(height, size[0], resample, small, window.top, window.height, 0, level)
+    columns, columns_used = binding.weights(width, size[1], resample, small, window.left, window.width, channels, level)
     source = image[rows_used, columns_used]
     if vertical_first is None:
         vertical_first = resample.vertical_first((height, width), size)

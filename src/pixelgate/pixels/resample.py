@@ -27,6 +27,7 @@ Curve = Callable[[NDArray[np.float64]], NDArray[np.float64]]
 PILLOW_PRECISION = 22
 _MAX_PRECISION = 22
 _INT16_LIMIT = 1 << 15
+_SMALL_OUTPUT = 128  # height + width; torch's UpSampleKernel.cpp
 
 
 @dataclass(frozen=True)
@@ -62,6 +63,10 @@ class Resample:
             return height > 100 * width
         return height - new_height > 2 * (width - new_width)
 
+    def picks_as_small(self, target: tuple[int, int]) -> bool:
+        """Whether torch makes ``target`` (height, width) by the kernel of small outputs, which rounds otherwise."""
+        return (self.filter, self.semantics) == ("nearest", "torchvision") and sum(target) <= _SMALL_OUTPUT
+
 
 @dataclass(frozen=True, eq=False)
 class Axis:
@@ -92,10 +97,10 @@ class Axis:
         return axis, slice(first, last)
 
 
-def make_axis(size_in: int, size_out: int, filter: Filter, semantics: Semantics) -> Axis:
-    """The weights that take ``size_in`` samples to ``size_out``."""
+def make_axis(size_in: int, size_out: int, filter: Filter, semantics: Semantics, *, small: bool = False) -> Axis:
+    """The weights that take ``size_in`` samples to ``size_out``; ``small`` is `Resample.picks_as_small`."""
     if filter == "nearest":
-        return _nearest(size_in, size_out, semantics)
+        return _nearest(size_in, size_out, semantics, small)
     curve, radius = _CURVES[filter, semantics]
     scale = size_in / size_out
     stretch = max(scale, 1.0)
@@ -129,7 +134,7 @@ def _int16_precision(largest: float) -> int:
     return _MAX_PRECISION
 
 
-def _nearest(size_in: int, size_out: int, semantics: Semantics) -> Axis:
+def _nearest(size_in: int, size_out: int, semantics: Semantics, small: bool) -> Axis:
     """One tap of weight 1 each, so that picking a sample is a resampling like any other."""
     if semantics == "pillow":
         scale = size_in / size_out
@@ -139,7 +144,11 @@ def _nearest(size_in: int, size_out: int, semantics: Semantics) -> Axis:
     else:
         # torch computes this in float32
         scale32 = np.float32(size_in) / np.float32(size_out)
-        place = (np.arange(size_out, dtype=np.float32) + np.float32(0.5)) * scale32
+        middle = np.arange(size_out, dtype=np.float32) + np.float32(0.5)
+        if small:
+            place = middle * scale32
+        else:  # a fused multiply-add, as on any host with AVX2
+            place = (middle.astype(np.float64) * scale32 - 0.5).astype(np.float32) + np.float32(0.5)
     start = np.minimum(place.astype(np.int32), size_in - 1).astype(np.int32)
     precision = 14
     weights = np.full((size_out, 1), 1 << precision, np.int32)
