@@ -71,7 +71,20 @@ def test_an_unknown_option_is_refused(name):
 
 
 @pytest.mark.parametrize("name", NAMES)
-@pytest.mark.parametrize("changes", [{"do_rescale": False}, {"resample": 9}, {"image_std": [0, 1, 1]}, {"tint": 5}])
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"do_rescale": False},
+        {"do_rescale": None},  # off, in transformers
+        {"do_convert_rgb": None},
+        {"resample": 9},
+        {"image_std": [0, 1, 1]},
+        {"image_std": None},
+        {"image_mean": [float("nan"), 0.5, 0.5]},
+        {"rescale_factor": float("inf")},
+        {"tint": 5},
+    ],
+)
 def test_settings_that_cannot_be_honoured_are_refused(altered, name, changes):
     with pytest.raises(CheckpointError, match=next(iter(changes))):
         family_of(altered(of=name, **changes))
@@ -82,6 +95,20 @@ def test_settings_that_cannot_be_honoured_are_refused(altered, name, changes):
     [
         ("llava15_clip", "preprocessor_config.json", {"crop_size": 400}),
         ("llava15_clip", "preprocessor_config.json", {"do_center_crop": False}),
+        ("llava15_clip", "preprocessor_config.json", {"do_center_crop": None}),
+        ("llava15_clip", "preprocessor_config.json", {"size": 336, "default_to_square": True}),
+        ("llava15_clip", "preprocessor_config.json", {"use_square_size": True}),
+        ("llava15_clip", "processor_config.json", {"num_additional_image_tokens": None}),
+        ("llava15_clip", "processor_config.json", {"num_additional_image_tokens": "1"}),
+        ("llava15_pad", "preprocessor_config.json", {"image_mean": [-0.1, 0.5, 0.5]}),
+        ("llava_onevision", "preprocessor_config.json", {"image_mean": [1.1, 0.5, 0.5]}),
+        ("llava_onevision", "preprocessor_config.json", {"size": {"height": 384, "width": 192}}),
+        ("llava_onevision", "processor_config.json", {"vision_aspect_ratio": "anyres_max_0"}),
+        ("llava_onevision", "processor_config.json", {"vision_aspect_ratio": None}),
+        ("llama4", "preprocessor_config.json", {"size": 336, "default_to_square": False}),
+        ("llama4", "processor_config.json", {"pixel_shuffle_ratio": 0}),
+        ("llama4", "processor_config.json", {"patch_size": 300}),
+        ("mistral3", "processor_config.json", {"patch_size": "absent"}),  # 16 in transformers then
         ("llava15_clip", "preprocessor_config.json", {"size": {"shortest_edge": 336, "longest_edge": 3}}),
         ("llava15_clip", "processor_config.json", {"vision_feature_select_strategy": "some"}),
         ("llava15_clip", "processor_config.json", {"patch_size": "14"}),
@@ -133,6 +160,19 @@ def test_a_backend_that_transformers_does_not_have_is_refused():
     with pytest.raises(CheckpointError, match="phi3_v has no backend 'torchvision', only remote"):
         pixelgate.load(golden.CHECKPOINTS / "phi3_vision", backend="torchvision")
     assert pixelgate.load(golden.CHECKPOINTS / "phi3_vision").backend == "remote"
+
+
+def test_a_size_of_one_number_is_what_the_class_makes_of_it(altered):
+    assert family_of(altered(of="llava15_clip", size=336)).shortest_edge == 336
+
+
+def test_null_is_missing_where_transformers_takes_it_so(altered):
+    assert not family_of(altered(of="llava15_pad", do_pad=None)).pad_to_square
+
+
+def test_llama4_shuffles_by_the_checkpoints_ratio(altered):
+    path = altered("processor_config.json", of="llama4", pixel_shuffle_ratio=1.0)
+    assert family_of(path).tile_tokens == 576
 
 
 def test_only_the_class_that_pads_pads(altered):

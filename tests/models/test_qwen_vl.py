@@ -138,7 +138,7 @@ def test_the_older_spelling_wins_as_in_transformers(altered):
 
 
 def test_missing_bounds_are_those_of_transformers_class(altered):
-    family = family_of(altered(min_pixels="absent", max_pixels="absent", image_mean="absent", rescale_factor=None))
+    family = family_of(altered(min_pixels="absent", max_pixels="absent", image_mean="absent", rescale_factor="absent"))
     assert (family.min_pixels, family.max_pixels) == (3136, 1003520)
     assert family.affine.mean[0] == 0.48145466
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -136,11 +137,11 @@ class Settings:
     """Reads fields by name and type, and in the end refuses whatever was not asked for."""
 
     def __init__(self, values: Mapping[str, Any], source: str) -> None:
-        self._left = {name: value for name, value in values.items() if value is not None}
+        self._left = dict(values)
         self._source = source
 
     def take(self, name: str, kind: type | tuple[type, ...], default: Any = _MISSING) -> Any:
-        """The value of ``name``, checked to be a ``kind``; null counts as missing."""
+        """The value of ``name``, checked to be a ``kind``."""
         value = self._left.pop(name, default)
         if value is _MISSING:
             raise CheckpointError(f"{self._source} has no {name}")
@@ -151,6 +152,16 @@ class Settings:
             expected = " or ".join(k.__name__ for k in kinds)
             raise CheckpointError(f"{name} of {self._source} must be {expected}, not {value!r}")
         return value
+
+    def nullable(self, *names: str) -> None:
+        """Take null for missing, which it is not everywhere: transformers takes a switch that is null for off."""
+        for name in names:
+            if name in self._left and self._left[name] is None:
+                del self._left[name]
+
+    def is_number(self, name: str) -> bool:
+        """Whether ``name`` is spelled as a single number."""
+        return isinstance(self._left.get(name), int)
 
     def expect(self, name: str, *allowed: Any) -> None:
         """Accept ``name`` only where it is absent or has an ``allowed`` value: others would change the numbers."""
@@ -178,7 +189,7 @@ class Settings:
     def triple(self, name: str, default: tuple[float, float, float]) -> tuple[float, float, float]:
         """One float per colour channel."""
         value = self.take(name, (list, tuple), default)
-        if len(value) != 3 or not all(isinstance(v, (int, float)) for v in value):
+        if len(value) != 3 or not all(isinstance(v, (int, float)) and math.isfinite(v) for v in value):
             raise CheckpointError(f"{name} of {self._source} must be three numbers, not {value!r}")
         red, green, blue = (float(v) for v in value)
         return red, green, blue
@@ -190,6 +201,7 @@ class Settings:
 
     def finish(self) -> None:
         """Raise CheckpointError if a field was neither taken nor ignored."""
-        if self._left:
-            names = ", ".join(sorted(self._left))
+        left = sorted(name for name, value in self._left.items() if value is not None)
+        if left:
+            names = ", ".join(left)
             raise CheckpointError(f"{self._source} has settings that are not supported: {names}")

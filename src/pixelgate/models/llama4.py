@@ -27,7 +27,6 @@ from pixelgate.pixels.tensor import Tensor
 
 MODEL_TYPES = ("llama4",)
 PROCESSORS: Mapping[str, tuple[Backend, ...]] = {"Llama4ImageProcessor": ("torchvision",)}
-SHUFFLE = 4  # patches that become one token
 
 
 @dataclass(frozen=True)
@@ -143,8 +142,14 @@ def from_checkpoint(checkpoint: Checkpoint, *, backend: Backend, pillow_order: P
         raise CheckpointError(f"size must be a square, the size of a tile, not {tile}")
     max_tiles = settings.count("max_patches", 16, most=256)
     to_largest = settings.take("resize_to_max_canvas", bool, False)
-    settings.ignore("crop_size", "do_center_crop")
+    settings.ignore("crop_size", "do_center_crop")  # which change nothing here
     settings.finish()
-    patch = Settings(checkpoint.processor, "processor_config.json").count("patch_size", 14)
-    tokens = (tile[0] // patch) ** 2 // SHUFFLE
+    processor = Settings(checkpoint.processor, "processor_config.json")
+    patch = processor.count("patch_size", 14)
+    ratio = processor.take("pixel_shuffle_ratio", (int, float), 0.5)
+    if not 0 < ratio <= 1:
+        raise CheckpointError(f"pixel_shuffle_ratio of processor_config.json must be from 0 to 1, not {ratio}")
+    tokens = (tile[0] // patch) ** 2 // round(1 / ratio**2)
+    if not tokens:
+        raise CheckpointError(f"a tile of {tile[0]} pixels with patch_size {patch} has no tokens")
     return Llama4(tile[0], max_tiles, tokens, to_largest, steps, checkpoint.image_token_id)

@@ -97,18 +97,27 @@ def square_canvas(height: int, width: int, mean: tuple[float, float, float]) -> 
     return Canvas((side - height) // 2, (side - width) // 2, side, side, (red, green, blue))
 
 
+def check_fill(mean: tuple[float, float, float]) -> None:
+    """Raise CheckpointError where a mean is no colour to pad with."""
+    if not all(0 <= value <= 1 for value in mean):
+        raise CheckpointError(f"image_mean must be from 0 to 1 to pad with, not {list(mean)}")
+
+
 def from_checkpoint(checkpoint: Checkpoint, *, backend: Backend, pillow_order: PillowOrder) -> Llava:
     """Read the settings; defaults are those of transformers' classes where the checkpoint is silent."""
     settings = Settings(checkpoint.preprocessor, "the image processor's configuration")
-    steps = take_steps(settings, backend=backend, pillow_order=pillow_order)
+    steps = take_steps(settings, backend=backend, pillow_order=pillow_order, square=False)
     edge = shortest_edge(settings)
     settings.expect("do_center_crop", True)
     crop = settings.size("crop_size", 224)
+    settings.nullable("do_pad")
     pads = settings.take("do_pad", bool, False) and checkpoint.image_processor == "LlavaImageProcessor"
-    settings.ignore("use_square_size")
+    settings.expect("use_square_size", False)
     settings.finish()
     if max(crop) > edge:
         raise CheckpointError(f"crop_size {crop} is larger than the shortest edge {edge}: padding is not supported")
+    if pads:
+        check_fill(steps.affine.mean)
     vision = Vision.read(checkpoint)
     tokens = vision.features(*crop)
     return Llava(edge, crop, pads, tokens, steps, checkpoint.image_token_id, checkpoint.image_token("<image>"))
@@ -140,10 +149,10 @@ class Vision:
         strategy = processor.get("vision_feature_select_strategy", config.get("vision_feature_select_strategy"))
         if strategy not in ("default", "full"):
             raise CheckpointError(f"vision_feature_select_strategy must be 'default' or 'full', not {strategy!r}")
-        patch = processor.get("patch_size", config.get("vision_config", {}).get("patch_size"))
-        additional = processor.get("num_additional_image_tokens", 0)
-        values = Settings({"patch_size": patch, "additional": additional + 1}, "the processor's configuration")
-        return cls(values.count("patch_size"), values.count("additional") - 1, strategy == "default")
+        vision = config.get("vision_config") or {}
+        values = Settings({"patch_size": vision.get("patch_size"), **processor}, "the processor's configuration")
+        additional = values.take("num_additional_image_tokens", int, 0)
+        return cls(values.count("patch_size"), additional, strategy == "default")
 
     def features(self, height: int, width: int) -> int:
         """Tokens of one tile."""

@@ -89,7 +89,7 @@ def image_size(height: int, width: int) -> Mapping[str, NDArray[Any]]:
 def from_checkpoint(checkpoint: Checkpoint, *, backend: Backend, pillow_order: PillowOrder) -> LlavaNext:
     """Read the settings. Raises CheckpointError."""
     settings = Settings(checkpoint.preprocessor, "the image processor's configuration")
-    steps = take_steps(settings, backend=backend, pillow_order=pillow_order)
+    steps = take_steps(settings, backend=backend, pillow_order=pillow_order, square=False)
     edge = shortest_edge(settings)
     crop = settings.size("crop_size", 224)
     for switch in ("do_center_crop", "do_pad"):

@@ -19,7 +19,7 @@ from pixelgate.errors import CheckpointError
 from pixelgate.models.anyres import Size, best_canvas, take_canvases, tiled_view, unpadded_grid
 from pixelgate.models.batch import Batch, filled_up, stacked
 from pixelgate.models.checkpoint import Checkpoint, Settings
-from pixelgate.models.llava import refuse_options, square_canvas
+from pixelgate.models.llava import check_fill, refuse_options, square_canvas
 from pixelgate.models.llava_next import image_size
 from pixelgate.models.steps import BOTH, Backend, Steps, take_steps
 from pixelgate.pixels.plan import ImagePlan, Tiles, View
@@ -104,6 +104,9 @@ def from_checkpoint(checkpoint: Checkpoint, *, backend: Backend, pillow_order: P
     settings = Settings(checkpoint.preprocessor, "the image processor's configuration")
     steps = take_steps(settings, backend=backend, pillow_order=pillow_order)
     tile = settings.size("size", 384)
+    if tile[0] != tile[1]:
+        raise CheckpointError(f"size must be a square, the size of a tile, not {tile}")
+    check_fill(steps.affine.mean)
     settings.expect("do_pad", True)
     settings.expect("do_center_crop", None, False)
     canvases = take_canvases(settings, tile)
@@ -116,7 +119,7 @@ def from_checkpoint(checkpoint: Checkpoint, *, backend: Backend, pillow_order: P
     if strategy not in ("default", "full"):
         raise CheckpointError(f"vision_feature_select_strategy must be 'default' or 'full', not {strategy!r}")
     aspect = processor.take("vision_aspect_ratio", str, "anyres_max_9")
-    most = re.fullmatch(r"anyres_max_(\d+)", aspect)
+    most = re.fullmatch(r"anyres_max_([1-9]\d*)", aspect)
     if most is None:
         raise CheckpointError(f"vision_aspect_ratio must be anyres_max_ and a number, not {aspect!r}")
     return LlavaOnevision(

@@ -96,11 +96,12 @@ def from_checkpoint(checkpoint: Checkpoint, *, backend: Backend, pillow_order: P
     size = Settings(settings.take("size", dict, {"longest_edge": 1024}), "size of the image processor's configuration")
     longest = size.count("longest_edge")
     size.finish()
+    settings.nullable("patch_size")
     own = settings.size("patch_size", 16)
     settings.finish()
     processor = Settings(checkpoint.processor, "processor_config.json")
     merge = processor.count("spatial_merge_size", 1)
-    patch = processor.count("patch_size", own[0])
+    patch = processor.count("patch_size", 16)
     if own != (patch, patch):
         raise CheckpointError(
             f"patch_size is {own} in the image processor's configuration, but {patch} in the processor's"

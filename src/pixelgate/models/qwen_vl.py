@@ -149,6 +149,7 @@ def from_checkpoint(checkpoint: Checkpoint, *, backend: Backend, pillow_order: P
     )
     min_pixels, max_pixels = size.count("shortest_edge"), size.count("longest_edge")
     size.finish()
+    settings.nullable("min_pixels", "max_pixels")
     family = QwenVL(
         patches=Patches(
             patch=settings.count("patch_size", 14, most=1024),

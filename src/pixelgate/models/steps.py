@@ -26,7 +26,6 @@ _IGNORED = (
     "_processor_class",
     "video_processor_type",
     "auto_map",
-    "default_to_square",
     "data_format",
     "input_data_format",
     "device",
@@ -52,14 +51,19 @@ def take_steps(
     std: tuple[float, float, float] = CLIP_STD,
     resample: int = 3,
     rule: Rule | None = None,
+    square: bool = True,
 ) -> Steps:
     """Read them; ``mean``, ``std`` and ``resample`` are the defaults of transformers' class.
 
-    ``rule`` is that of the normalisation, where it is not the backend's. Raises CheckpointError.
+    ``rule`` is that of the normalisation, where it is not the backend's; ``square`` is whether a size of one number is
+    that of a square. Raises CheckpointError.
     """
     for switch in ("do_resize", "do_rescale", "do_normalize", "do_convert_rgb"):
         settings.expect(switch, True)
-    settings.ignore(*_IGNORED)
+    # it decides what a size that is a single number means
+    if settings.is_number("size"):
+        settings.expect("default_to_square", square)
+    settings.ignore(*_IGNORED, "default_to_square")
     number = settings.take("resample", int, resample)
     # remote code resizes with Pillow and normalises as the pil backend does, entry for entry
     semantics: Semantics = "torchvision" if backend == "torchvision" else "pillow"
@@ -73,6 +77,6 @@ def take_steps(
         std=settings.triple("image_std", std),
         rescale_factor=settings.take("rescale_factor", (int, float), 1 / 255),
     )
-    if not (affine.rescale_factor > 0 and all(math.isfinite(v) and v for v in affine.std)):
-        raise CheckpointError("rescale_factor and image_std must not be zero")
+    if not (0 < affine.rescale_factor < math.inf and all(affine.std)):
+        raise CheckpointError("rescale_factor must be positive, and image_std must not be zero")
     return Steps(chosen, affine)
