@@ -26,7 +26,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run a command; 0 on success, 1 with a message on standard error for what pixelgate refuses."""
     parsed = _parser().parse_args(arguments)
     try:
-        parsed.run(parsed)
+        return parsed.run(parsed) or 0
     except PixelgateError as error:
         print(f"pixelgate: {error.message}", file=sys.stderr)
         return 1
@@ -34,7 +34,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 1
     except KeyboardInterrupt:
         return 130
-    return 0
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -56,6 +55,14 @@ def _parser() -> argparse.ArgumentParser:
     tokens.add_argument("--size", action="append", default=[], metavar="WxH", help="a size instead of a picture")
     _processor_flags(tokens)
     tokens.set_defaults(run=_tokens)
+
+    parity = commands.add_parser(
+        "parity", help="compare with the checkpoint's own processor, in installed transformers"
+    )
+    parity.add_argument("checkpoint", help="directory with the checkpoint's configuration")
+    parity.add_argument("images", nargs="+", metavar="IMAGE", help="pictures, given to both as Pillow opens them")
+    _processor_flags(parity)
+    parity.set_defaults(run=_parity)
 
     serve = commands.add_parser("serve", help="run the gateway in front of engines")
     serve.add_argument("checkpoint", nargs="?", help="directory with the checkpoint's configuration and tokenizer")
@@ -129,6 +136,15 @@ def _tokens(parsed: argparse.Namespace) -> None:
         with _about(image):
             header = processor.header(image)
             print(f"{processor.plan(height=header.height, width=header.width).tokens}\t{image}")
+
+
+def _parity(parsed: argparse.Namespace) -> int:
+    from pixelgate.parity import against_transformers
+
+    verdicts = against_transformers(load(parsed.checkpoint, backend=parsed.backend, rgb=parsed.rgb), parsed.images)
+    for verdict in verdicts:
+        print(f"{'equal    ' if verdict.equal else 'NOT EQUAL'}  {verdict.name}  {verdict.words}")
+    return 0 if all(verdict.equal for verdict in verdicts) else 1
 
 
 def _serve(parsed: argparse.Namespace) -> None:
