@@ -21,12 +21,13 @@ from pixelgate.media import fast
 from pixelgate.media.policy import MediaPolicy
 from pixelgate.models import checkpoint as checkpoints
 from pixelgate.models import family as families
+from pixelgate.models.batch import Batch
 from pixelgate.models.checkpoint import Checkpoint
 from pixelgate.models.family import Family
 from pixelgate.models.steps import Backend
 from pixelgate.pixels.affine import NUMPY_DTYPES
 from pixelgate.pixels.kernels import MAX_SIDE
-from pixelgate.pixels.plan import ImagePlan, execute
+from pixelgate.pixels.plan import FloatView, ImagePlan, execute
 from pixelgate.pixels.resample import PillowOrder
 
 Rgb = Literal["pixelgate", "hf"]
@@ -64,7 +65,7 @@ class ImageInputs(Mapping[str, NDArray[Any]]):
         return f"ImageInputs({arrays}; {len(self.plans)} images, {sum(self.token_counts)} tokens)"
 
     def per_image(self, index: int) -> dict[str, NDArray[Any]]:
-        """Image ``index``'s share of every array: views, not copies."""
+        """Image ``index``'s share of every array, without gaps: views, not copies."""
         return dict(self._parts[index])
 
 
@@ -81,13 +82,18 @@ class Processor:
         return f"Processor({str(self.checkpoint.path)!r}, backend={self.backend!r}, rgb={self.policy.rgb!r})"
 
     def plan(self, *, height: int, width: int, images_in_sample: int = 1, **options: Any) -> ImagePlan:
-        """What a picture of this size will become: ``.tokens``, ``.nbytes``, ``.views``; no pixel is touched."""
+        """What a picture of this size will become: ``.tokens``, ``.nbytes``, ``.views``; no pixel is touched.
+
+        ``images_in_sample`` is the number of pictures in its sample, which matters to LLaVA-OneVision.
+        """
         try:
             height, width = operator.index(height), operator.index(width)
         except TypeError:
             raise OptionError(f"height and width must be whole numbers, not {height!r} and {width!r}") from None
         if not (1 <= height <= MAX_SIDE and 1 <= width <= MAX_SIDE):
             raise OptionError(f"a picture has 1 to {MAX_SIDE} pixels a side, not {width}x{height}")
+        if images_in_sample < 1:
+            raise OptionError(f"images_in_sample counts the picture itself, so it cannot be {images_in_sample}")
         return self.family.plan(height, width, images_in_sample=images_in_sample, **options)
 
     def __call__(
@@ -124,13 +130,15 @@ class Processor:
             raise OptionError("give at least one picture")
         dtype = _checked_dtype(dtype) or plans[0].dtype
         batch = self.family.collate(plans)
-        if batch.gaps and dtype == "uint8":
-            raise OptionError("pictures of different shapes leave gaps of 0.0 in the batch, which uint8 cannot hold")
+        if dtype == "uint8":
+            refuse_uint8(plans[0], batch)
         if out is None:
             out = np.empty(batch.shape, NUMPY_DTYPES[dtype])
         elif not isinstance(out, np.ndarray) or out.shape != batch.shape or out.dtype != NUMPY_DTYPES[dtype]:
             found = f"{out.dtype} {list(out.shape)}" if isinstance(out, np.ndarray) else type(out).__name__
             raise KernelError(f"out must be an array {dtype} {list(batch.shape)}, not {found}")
+        elif not out.flags.writeable:
+            raise KernelError("out is read-only")
         elif any(np.may_share_memory(out, picture) for picture in pictures):
             raise KernelError("out shares memory with a picture")
         if batch.gaps:
@@ -175,6 +183,17 @@ class Processor:
         """64 hex digits over everything that decides the pixels, besides the encoded picture and the call."""
         facts = (self.family, self.backend, self.policy.rgb, __version__, PIL.__version__, *fast.VERSIONS)
         return hashlib.sha256(repr(facts).encode()).hexdigest()
+
+
+def refuse_uint8(plan: ImagePlan, batch: Batch) -> None:
+    """Raise OptionError where bytes before normalisation cannot express the tensor."""
+    if any(isinstance(view, FloatView) for view in plan.views):
+        raise OptionError("dtype 'uint8' is not possible: the first tile is interpolated from normalised floats")
+    if batch.gaps:
+        raise OptionError(
+            "dtype 'uint8' is not possible: pictures of different shapes leave gaps of 0.0 in the batch; "
+            "give them one by one"
+        )
 
 
 def load(

@@ -126,7 +126,7 @@ def test_settings_that_cannot_be_honoured_are_refused(altered, name, changes):
         ("pixtral", "preprocessor_config.json", {"size": {"shortest_edge": 5}}),
         ("phi3_vision", "preprocessor_config.json", {"num_img_tokens": 100}),
         ("phi4_native", "preprocessor_config.json", {"size": {"height": 448, "width": 300}}),
-        ("phi4_native", "preprocessor_config.json", {"patch_size": 15}),
+        ("phi4_native", "preprocessor_config.json", {"patch_size": 28}),
     ],
 )
 def test_settings_that_contradict_each_other_are_refused(altered, name, file, changes):
@@ -155,9 +155,9 @@ def test_a_missing_class_is_refused_where_there_are_several(altered):
 
 
 def test_a_backend_that_transformers_does_not_have_is_refused():
-    with pytest.raises(CheckpointError, match="llama4 has no backend 'pil', only torchvision"):
+    with pytest.raises(CheckpointError, match="Llama4ImageProcessor has no backend 'pil', only torchvision"):
         pixelgate.load(golden.CHECKPOINTS / "llama4", backend="pil")
-    with pytest.raises(CheckpointError, match="phi3_v has no backend 'torchvision', only remote"):
+    with pytest.raises(CheckpointError, match="Phi3VImageProcessor has no backend 'torchvision', only remote"):
         pixelgate.load(golden.CHECKPOINTS / "phi3_vision", backend="torchvision")
     assert pixelgate.load(golden.CHECKPOINTS / "phi3_vision").backend == "remote"
 
@@ -258,8 +258,28 @@ def test_canvases_of_up_to_36_tiles_when_the_picture_is_larger():
 
 
 def test_tiles_made_of_floats_have_no_uint8():
-    with pytest.raises(KernelError, match="normalised floats"):
-        pixelgate.load(golden.CHECKPOINTS / "phi4_native")(PICTURES[1], dtype="uint8")
+    for name in ("phi4_native", "phi3_vision"):
+        with pytest.raises(OptionError, match="normalised floats"):
+            pixelgate.load(golden.CHECKPOINTS / name)(PICTURES[1], dtype="uint8")
+
+
+def test_read_only_memory_is_refused_before_the_gaps_are_filled():
+    processor = pixelgate.load(golden.CHECKPOINTS / "phi3_vision")
+    out = np.empty_like(processor(PICTURES[0])["pixel_values"])
+    out.flags.writeable = False
+    with pytest.raises(KernelError, match="read-only"):
+        processor(PICTURES[0], out=out)
+
+
+def test_plans_of_one_size_are_the_same_and_can_be_kept_in_a_dictionary():
+    for name in NAMES:
+        family = family_of(name)
+        assert len({family.plan(300, 500), family.plan(300, 500), family.plan(500, 300)}) == 2
+
+
+def test_a_sample_has_at_least_the_picture_itself():
+    with pytest.raises(OptionError, match="images_in_sample"):
+        pixelgate.load(golden.CHECKPOINTS / "llava_onevision").plan(height=5, width=5, images_in_sample=0)
 
 
 def test_llama4_is_bfloat16_and_its_separators_are_in_order():

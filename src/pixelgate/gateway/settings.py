@@ -28,7 +28,7 @@ class ModelSettings:
 
     def __post_init__(self) -> None:
         if not self.engines:
-            raise ConfigError("a model needs at least one engine")
+            raise ConfigError("a model needs at least one engine: --engine URL, or engines in the file")
         if self.backend not in get_args(Backend):
             raise ConfigError(f"backend must be one of {', '.join(get_args(Backend))}, not {self.backend!r}")
         if not self.name:

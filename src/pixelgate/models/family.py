@@ -98,7 +98,8 @@ def choose_backend(checkpoint: Checkpoint, asked: Backend | None) -> Backend:
     """``asked``, or the first that there is. Raises CheckpointError with what there is."""
     backends = _find(checkpoint)[1]
     if asked is not None and asked not in backends:
-        raise CheckpointError(f"{checkpoint.model_type} has no backend {asked!r}, only {', '.join(backends)}")
+        name = checkpoint.image_processor or checkpoint.model_type
+        raise CheckpointError(f"{name} has no backend {asked!r}, only {', '.join(backends)}")
     return asked or backends[0]
 
 

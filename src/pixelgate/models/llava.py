@@ -47,7 +47,8 @@ class Llava:
         resized = shortest_edge_size(*padded, self.shortest_edge)
         if max(resized) > MAX_SIDE:
             raise ImageRefusedError(
-                f"a picture of {width}x{height} would be resized to {resized[1]}x{resized[0]} before it is cropped"
+                f"a picture of {width}x{height} is too narrow: it would be resized to {resized[1]}x{resized[0]} before "
+                f"it is cropped, and {MAX_SIDE} a side is the most"
             )
         top, left = (resized[0] - self.crop[0]) // 2, (resized[1] - self.crop[1]) // 2
         view = View(resized, self.steps.resample, pre_pad=pre_pad, crop=Window(top, left, *self.crop))

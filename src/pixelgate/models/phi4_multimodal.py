@@ -32,6 +32,7 @@ PROCESSORS: Mapping[str, tuple[Backend, ...]] = {
 }
 WHITE = (255, 255, 255)
 IMAGE_TOKEN_ID = 200010
+SIDE = 32  # patches of a tile
 LEAST = 10  # pixels of a resized side
 AUDIO = ("audio_compression_rate", "audio_downsample_rate", "audio_feat_stride")
 
@@ -59,7 +60,8 @@ class Phi4Multimodal:
         resized = (int(height * across), canvas_width) if across < down else (canvas_height, int(width * down))
         if min(resized) < LEAST:
             raise ImageRefusedError(
-                f"a picture of {width}x{height} is too narrow: it would be resized to {resized[1]}x{resized[0]}"
+                f"a picture of {width}x{height} is too narrow: it would be resized to {resized[1]}x{resized[0]}, "
+                f"and {LEAST} a side is the least"
             )
         canvas = Canvas(0, 0, canvas_height, canvas_width, WHITE)
         tiled = View(resized, self.steps.resample, pad=canvas, tile=(self.tile, self.tile))
@@ -90,17 +92,16 @@ class Phi4Multimodal:
 
     def _mask(self, rows: int, columns: int, resized: tuple[int, int]) -> NDArray[np.float32]:
         """float32 [rows, patches down, columns, patches across]: 1 where the canvas has pixels of the picture."""
-        side = self.tile // self.patch
-        mask = np.ones((rows * side, columns * side), np.float32)
+        mask = np.ones((rows * SIDE, columns * SIDE), np.float32)
         mask[len(mask) - (rows * self.tile - resized[0]) // self.patch :] = 0
         mask[:, mask.shape[1] - (columns * self.tile - resized[1]) // self.patch :] = 0
-        return mask.reshape(rows, side, columns, side)
+        return mask.reshape(rows, SIDE, columns, SIDE)
 
-    def _tokens(self, mask: NDArray[np.float32]) -> int:
+    @staticmethod
+    def _tokens(mask: NDArray[np.float32]) -> int:
         """Every second patch both ways and one for each row of them, for the first tile and the canvas; a separator."""
-        side = self.tile // self.patch
-        kept = mask.reshape(mask.shape[0] * side, -1)[::2, ::2]
-        half = side // 2
+        kept = mask.reshape(mask.shape[0] * SIDE, -1)[::2, ::2]
+        half = SIDE // 2
         return half * half + half + 1 + int(kept.sum()) + int(kept[:, 0].sum())
 
     def expansion(self, plan: ImagePlan) -> list[tuple[str, int]]:
@@ -160,8 +161,8 @@ def from_checkpoint(checkpoint: Checkpoint, *, backend: Backend, pillow_order: P
     max_tiles = settings.count("dynamic_hd", 36, most=256)
     settings.ignore(*AUDIO)
     settings.finish()
-    if tile[0] != tile[1] or tile[0] % (2 * patch):
-        raise CheckpointError(f"size must be a square of an even number of patches, not {tile} with patch_size {patch}")
+    if tile != (SIDE * patch, SIDE * patch):  # transformers counts tokens for no other
+        raise CheckpointError(f"size must be {SIDE} times the patch_size {patch} both ways, not {tile}")
     remote = backend == "remote"
     name = "input_image_embeds" if remote else "image_pixel_values"
     return Phi4Multimodal(tile[0], patch, max_tiles, steps, name, drops_alpha=remote)

@@ -137,7 +137,8 @@ class ImagePlan:
     tokens: int
     grid: tuple[int, int, int] | None = None
     dtype: str = "float32"
-    aux: Mapping[str, NDArray[Any]] = field(default_factory=lambda: MappingProxyType({}))
+    # follows from the rest, and arrays have no single truth
+    aux: Mapping[str, NDArray[Any]] = field(default_factory=lambda: MappingProxyType({}), compare=False)
 
     @property
     def shape(self) -> tuple[int, ...]:
