@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pixelgate.pixels.plan import ImagePlan
+from pixelgate.pixels.tensor import Tensor
 
 Slot = tuple[int | slice, ...]
 
@@ -53,6 +54,17 @@ def stacked(plans: Sequence[ImagePlan], most: int | None = None) -> Batch:
     slots = tuple((number, slice(plan.shape[0])) for number, plan in enumerate(plans))
     gaps = any(plan.shape[0] != most for plan in plans)
     return Batch((len(plans), most, *plans[0].shape[1:]), slots, gaps)
+
+
+def tiles_and_sizes(
+    name: str, plans: Sequence[ImagePlan], pixels: Sequence[NDArray[Any]], most: int | None = None
+) -> tuple[Tensor, Tensor]:
+    """What engines take of pictures in tiles: all filled up with 0.0 to as many, and ``image_sizes``."""
+    sizes = tuple(plan.aux["image_sizes"] for plan in plans)
+    return (
+        Tensor(name, pixels[0].dtype.name, filled_up(pixels, most), "batched"),
+        Tensor("image_sizes", "int64", sizes, "batched", keep_on_cpu=True),
+    )
 
 
 def filled_up(parts: Sequence[NDArray[Any]], most: int | None = None, fill: float = 0) -> tuple[NDArray[Any], ...]:

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from pixelgate.errors import CheckpointError, ImageRefusedError, OptionError
 from pixelgate.models.batch import Batch, concatenated
 from pixelgate.models.checkpoint import Checkpoint, Settings
+from pixelgate.models.placeholder import OnePlaceholder
 from pixelgate.models.steps import BOTH, Backend, Steps, take_steps
 from pixelgate.pixels.kernels import MAX_SIDE, Window
 from pixelgate.pixels.plan import Canvas, ImagePlan, Tiles, View
@@ -26,7 +27,7 @@ PROCESSORS: Mapping[str, tuple[Backend, ...]] = {"CLIPImageProcessor": BOTH, "Ll
 
 
 @dataclass(frozen=True)
-class Llava:
+class Llava(OnePlaceholder):
     """The arithmetic of one LLaVA checkpoint."""
 
     shortest_edge: int
@@ -53,15 +54,6 @@ class Llava:
         top, left = (resized[0] - self.crop[0]) // 2, (resized[1] - self.crop[1]) // 2
         view = View(resized, self.steps.resample, pre_pad=pre_pad, crop=Window(top, left, *self.crop))
         return ImagePlan(height, width, (view,), Tiles(), self.steps.affine, self.tokens)
-
-    @property
-    def embedded(self) -> str:
-        """The token that receives an embedding."""
-        return self.placeholder
-
-    def expansion(self, plan: ImagePlan) -> list[tuple[str, int]]:
-        """As many placeholders as there are embeddings."""
-        return [(self.placeholder, plan.tokens)]
 
     def collate(self, plans: Sequence[ImagePlan]) -> Batch:
         """[pictures, 3, height, width]."""

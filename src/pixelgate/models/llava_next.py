@@ -16,9 +16,10 @@ from numpy.typing import NDArray
 
 from pixelgate.errors import CheckpointError
 from pixelgate.models.anyres import Size, best_canvas, take_canvases, tiled_view, unpadded_grid
-from pixelgate.models.batch import Batch, filled_up, stacked
+from pixelgate.models.batch import Batch, stacked, tiles_and_sizes
 from pixelgate.models.checkpoint import Checkpoint, Settings
 from pixelgate.models.llava import Vision, refuse_options, shortest_edge
+from pixelgate.models.placeholder import OnePlaceholder
 from pixelgate.models.steps import BOTH, Backend, Steps, take_steps
 from pixelgate.pixels.plan import ImagePlan, Tiles, View
 from pixelgate.pixels.resample import PillowOrder
@@ -29,7 +30,7 @@ PROCESSORS: Mapping[str, tuple[Backend, ...]] = {"LlavaNextImageProcessor": BOTH
 
 
 @dataclass(frozen=True)
-class LlavaNext:
+class LlavaNext(OnePlaceholder):
     """The arithmetic of one LLaVA-NeXT checkpoint."""
 
     tile: Size
@@ -54,15 +55,6 @@ class LlavaNext:
         tokens = kept_rows * kept_columns + kept_rows + self.vision.features(*self.tile)
         return ImagePlan(height, width, views, Tiles(), self.steps.affine, tokens, aux=image_size(height, width))
 
-    @property
-    def embedded(self) -> str:
-        """The token that receives an embedding."""
-        return self.placeholder
-
-    def expansion(self, plan: ImagePlan) -> list[tuple[str, int]]:
-        """As many placeholders as there are embeddings."""
-        return [(self.placeholder, plan.tokens)]
-
     def collate(self, plans: Sequence[ImagePlan]) -> Batch:
         """[pictures, most tiles, 3, height, width]; missing tiles are 0.0."""
         return stacked(plans)
@@ -73,12 +65,7 @@ class LlavaNext:
 
     def tensors(self, plans: Sequence[ImagePlan], pixels: Sequence[NDArray[Any]]) -> tuple[Tensor, ...]:
         """The model inputs for an engine; pictures with fewer tiles than another are filled up with 0.0."""
-        return (
-            Tensor("pixel_values", pixels[0].dtype.name, filled_up(pixels), "batched"),
-            Tensor(
-                "image_sizes", "int64", tuple(plan.aux["image_sizes"] for plan in plans), "batched", keep_on_cpu=True
-            ),
-        )
+        return tiles_and_sizes("pixel_values", plans, pixels)
 
 
 def image_size(height: int, width: int) -> Mapping[str, NDArray[Any]]:

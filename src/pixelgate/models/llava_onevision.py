@@ -17,10 +17,11 @@ from numpy.typing import NDArray
 
 from pixelgate.errors import CheckpointError
 from pixelgate.models.anyres import Size, best_canvas, take_canvases, tiled_view, unpadded_grid
-from pixelgate.models.batch import Batch, filled_up, stacked
+from pixelgate.models.batch import Batch, stacked, tiles_and_sizes
 from pixelgate.models.checkpoint import Checkpoint, Settings
 from pixelgate.models.llava import check_fill, refuse_options, square_canvas
 from pixelgate.models.llava_next import image_size
+from pixelgate.models.placeholder import OnePlaceholder
 from pixelgate.models.steps import BOTH, Backend, Steps, take_steps
 from pixelgate.pixels.plan import ImagePlan, Tiles, View
 from pixelgate.pixels.resample import PillowOrder
@@ -32,7 +33,7 @@ SHRINK_ABOVE = 1.1
 
 
 @dataclass(frozen=True)
-class LlavaOnevision:
+class LlavaOnevision(OnePlaceholder):
     """The arithmetic of one LLaVA-OneVision checkpoint."""
 
     tile: Size
@@ -71,15 +72,6 @@ class LlavaOnevision:
             return int(rows // ratio) * int(columns // ratio) + int(rows // ratio)
         return rows * columns + rows
 
-    @property
-    def embedded(self) -> str:
-        """The token that receives an embedding."""
-        return self.placeholder
-
-    def expansion(self, plan: ImagePlan) -> list[tuple[str, int]]:
-        """As many placeholders as there are embeddings."""
-        return [(self.placeholder, plan.tokens)]
-
     def collate(self, plans: Sequence[ImagePlan]) -> Batch:
         """[pictures, most tiles, 3, height, width]; missing tiles are 0.0."""
         return stacked(plans)
@@ -91,12 +83,7 @@ class LlavaOnevision:
 
     def tensors(self, plans: Sequence[ImagePlan], pixels: Sequence[NDArray[Any]]) -> tuple[Tensor, ...]:
         """The model inputs for an engine; pictures with fewer tiles than another are filled up with 0.0."""
-        return (
-            Tensor("pixel_values", pixels[0].dtype.name, filled_up(pixels), "batched"),
-            Tensor(
-                "image_sizes", "int64", tuple(plan.aux["image_sizes"] for plan in plans), "batched", keep_on_cpu=True
-            ),
-        )
+        return tiles_and_sizes("pixel_values", plans, pixels)
 
 
 def from_checkpoint(checkpoint: Checkpoint, *, backend: Backend, pillow_order: PillowOrder) -> LlavaOnevision:

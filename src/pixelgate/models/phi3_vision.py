@@ -16,9 +16,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pixelgate.errors import ImageRefusedError
-from pixelgate.models.batch import Batch, filled_up, stacked
+from pixelgate.models.batch import Batch, stacked, tiles_and_sizes
 from pixelgate.models.checkpoint import Checkpoint, Settings
 from pixelgate.models.llava import refuse_options
+from pixelgate.models.placeholder import OnePlaceholder
 from pixelgate.models.steps import Backend, Steps, take_steps
 from pixelgate.pixels.plan import Canvas, FloatView, ImagePlan, Tiles, View
 from pixelgate.pixels.resample import PillowOrder
@@ -33,14 +34,13 @@ IMAGE_TOKEN_ID = 32044
 
 
 @dataclass(frozen=True)
-class Phi3Vision:
+class Phi3Vision(OnePlaceholder):
     """The arithmetic of one Phi-3-vision checkpoint."""
 
     crops: int
     steps: Steps
-    placeholder_id: int = IMAGE_TOKEN_ID
+    placeholder_id: int = IMAGE_TOKEN_ID  # that of engines; the remote code writes -k for picture k
     placeholder: str = "<|image|>"
-    embedded: str = "<|image|>"
     pixels_name: str = "pixel_values"
     drops_alpha: bool = False
 
@@ -74,10 +74,6 @@ class Phi3Vision:
         views = (FloatView((TILE, TILE), tiled), tiled)
         return ImagePlan(height, width, views, Tiles(), self.steps.affine, tokens, aux=MappingProxyType(aux))
 
-    def expansion(self, plan: ImagePlan) -> list[tuple[str, int]]:
-        """As many placeholders as embeddings: the token that engines use; the remote code writes the number -k."""
-        return [(self.placeholder, plan.tokens)]
-
     def collate(self, plans: Sequence[ImagePlan]) -> Batch:
         """[pictures, crops + 1, 3, 336, 336]; missing tiles are 0.0."""
         return stacked(plans, self.crops + 1)
@@ -88,11 +84,7 @@ class Phi3Vision:
 
     def tensors(self, plans: Sequence[ImagePlan], pixels: Sequence[NDArray[Any]]) -> tuple[Tensor, ...]:
         """The model inputs for an engine."""
-        sizes = tuple(plan.aux["image_sizes"] for plan in plans)
-        return (
-            Tensor("pixel_values", pixels[0].dtype.name, filled_up(pixels, self.crops + 1), "batched"),
-            Tensor("image_sizes", "int64", sizes, "batched", keep_on_cpu=True),
-        )
+        return tiles_and_sizes(self.pixels_name, plans, pixels, self.crops + 1)
 
 
 def from_checkpoint(checkpoint: Checkpoint, *, backend: Backend, pillow_order: PillowOrder) -> Phi3Vision:

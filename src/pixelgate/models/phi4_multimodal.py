@@ -17,9 +17,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pixelgate.errors import CheckpointError, ImageRefusedError
-from pixelgate.models.batch import Batch, filled_up, stacked
+from pixelgate.models.batch import Batch, filled_up, stacked, tiles_and_sizes
 from pixelgate.models.checkpoint import Checkpoint, Settings
 from pixelgate.models.llava import refuse_options
+from pixelgate.models.placeholder import OnePlaceholder
 from pixelgate.models.steps import HALF, Backend, Steps, take_steps
 from pixelgate.pixels.plan import Canvas, FloatView, ImagePlan, Tiles, View
 from pixelgate.pixels.resample import PillowOrder
@@ -38,7 +39,7 @@ AUDIO = ("audio_compression_rate", "audio_downsample_rate", "audio_feat_stride")
 
 
 @dataclass(frozen=True)
-class Phi4Multimodal:
+class Phi4Multimodal(OnePlaceholder):
     """The arithmetic of one Phi-4-multimodal checkpoint."""
 
     tile: int
@@ -49,7 +50,6 @@ class Phi4Multimodal:
     drops_alpha: bool
     placeholder_id: int = IMAGE_TOKEN_ID
     placeholder: str = "<|endoftext10|>"
-    embedded: str = "<|endoftext10|>"
 
     def plan(self, height: int, width: int, *, images_in_sample: int = 1, **options: Any) -> ImagePlan:
         """What a picture of this size becomes. Raises ImageRefusedError when a side would be under 10 pixels."""
@@ -104,10 +104,6 @@ class Phi4Multimodal:
         half = SIDE // 2
         return half * half + half + 1 + int(kept.sum()) + int(kept[:, 0].sum())
 
-    def expansion(self, plan: ImagePlan) -> list[tuple[str, int]]:
-        """As many placeholders as embeddings."""
-        return [(self.placeholder, plan.tokens)]
-
     def collate(self, plans: Sequence[ImagePlan]) -> Batch:
         """[pictures, most tiles, 3, height, width]; missing tiles are 0.0."""
         return stacked(plans)
@@ -127,12 +123,8 @@ class Phi4Multimodal:
 
     def tensors(self, plans: Sequence[ImagePlan], pixels: Sequence[NDArray[Any]]) -> tuple[Tensor, ...]:
         """The model inputs for an engine."""
-        sizes = tuple(plan.aux["image_sizes"] for plan in plans)
-        return (
-            Tensor(self.pixels_name, pixels[0].dtype.name, filled_up(pixels), "batched"),
-            Tensor("image_sizes", "int64", sizes, "batched", keep_on_cpu=True),
-            Tensor("image_attention_mask", "float32", self._masks(plans), "batched"),
-        )
+        mask = Tensor("image_attention_mask", "float32", self._masks(plans), "batched")
+        return (*tiles_and_sizes(self.pixels_name, plans, pixels), mask)
 
 
 @lru_cache(maxsize=8)

@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from pixelgate.errors import CheckpointError, ImageRefusedError, OptionError
 from pixelgate.models.batch import Batch, concatenated
 from pixelgate.models.checkpoint import Checkpoint, Settings
+from pixelgate.models.placeholder import OnePlaceholder
 from pixelgate.models.steps import BOTH, Backend, take_steps
 from pixelgate.pixels.affine import Affine
 from pixelgate.pixels.plan import ImagePlan, Patches, View
@@ -32,7 +33,7 @@ MAX_ASPECT_RATIO = 200
 
 
 @dataclass(frozen=True)
-class QwenVL:
+class QwenVL(OnePlaceholder):
     """The arithmetic of one Qwen-VL checkpoint."""
 
     patches: Patches
@@ -70,15 +71,6 @@ class QwenVL:
             grid=grid,
             aux=MappingProxyType({"image_grid_thw": np.array([grid], np.int64)}),
         )
-
-    @property
-    def embedded(self) -> str:
-        """The token that receives an embedding."""
-        return self.placeholder
-
-    def expansion(self, plan: ImagePlan) -> list[tuple[str, int]]:
-        """One placeholder per merged patch."""
-        return [(self.placeholder, plan.tokens)]
 
     def collate(self, plans: Sequence[ImagePlan]) -> Batch:
         """[patches of all pictures, elements of a patch]."""
