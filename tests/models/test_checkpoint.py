@@ -22,14 +22,14 @@ def folder(tmp_path):
 def test_a_whole_checkpoint(folder):
     path = folder(
         config={"model_type": "x"},
-        preprocessor_config={"image_processor_type": "A", "processor_class": "B"},
+        preprocessor_config={"image_processor_type": "AFast", "processor_class": "B"},
         generation_config={"eos_token_id": [2, 3]},
         chat_template__jinja="{{ messages }}",
         tokenizer={},
     )
     checkpoint = checkpoints.read(path)
     assert checkpoint.model_type == "x"
-    assert checkpoint.processor_classes == ("A", "B")
+    assert checkpoint.image_processor == "A"
     assert checkpoint.eos_token_ids == (2, 3)
     assert checkpoint.chat_template == "{{ messages }}"
     assert checkpoint.tokenizer_file == path / "tokenizer.json"
@@ -56,7 +56,7 @@ def test_what_is_missing_is_said(folder, tmp_path):
         checkpoints.read(folder(config={}))
     checkpoint = checkpoints.read(folder(preprocessor_config={"a": 1}))
     assert checkpoint.eos_token_ids == ()
-    assert checkpoint.processor_classes == ()
+    assert checkpoint.image_processor == ""
     with pytest.raises(CheckpointError, match=r"tokenizer\.json"):
         _ = checkpoint.tokenizer_file
 

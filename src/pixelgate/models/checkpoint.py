@@ -38,12 +38,6 @@ class Checkpoint:
         return str(self.config.get("model_type", ""))
 
     @property
-    def processor_classes(self) -> tuple[str, ...]:
-        """The processor class names the checkpoint gives, most specific first."""
-        names = (self.preprocessor.get("image_processor_type"), self.preprocessor.get("processor_class"))
-        return tuple(str(name) for name in names if name)
-
-    @property
     def image_processor(self) -> str:
         """The image processor's class, without the suffix of an older torchvision backend."""
         return str(self.preprocessor.get("image_processor_type", "")).removesuffix("Fast")

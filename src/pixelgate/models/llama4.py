@@ -19,8 +19,7 @@ from numpy.typing import NDArray
 from pixelgate.errors import CheckpointError
 from pixelgate.models.batch import Batch, concatenated
 from pixelgate.models.checkpoint import Checkpoint, Settings
-from pixelgate.models.llava import refuse_options
-from pixelgate.models.steps import HALF, Backend, Steps, take_steps
+from pixelgate.models.steps import HALF, Backend, Steps, refuse_options, take_steps
 from pixelgate.pixels.plan import Canvas, ImagePlan, Tiles, View
 from pixelgate.pixels.resample import PillowOrder
 from pixelgate.pixels.tensor import Tensor

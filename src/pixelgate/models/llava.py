@@ -12,11 +12,11 @@ from typing import Any
 
 from numpy.typing import NDArray
 
-from pixelgate.errors import CheckpointError, ImageRefusedError, OptionError
+from pixelgate.errors import CheckpointError, ImageRefusedError
 from pixelgate.models.batch import Batch, concatenated
 from pixelgate.models.checkpoint import Checkpoint, Settings
 from pixelgate.models.placeholder import OnePlaceholder
-from pixelgate.models.steps import BOTH, Backend, Steps, take_steps
+from pixelgate.models.steps import BOTH, Backend, Steps, refuse_options, take_steps
 from pixelgate.pixels.kernels import MAX_SIDE, Window
 from pixelgate.pixels.plan import Canvas, ImagePlan, Tiles, View
 from pixelgate.pixels.resample import PillowOrder
@@ -66,12 +66,6 @@ class Llava(OnePlaceholder):
     def tensors(self, plans: Sequence[ImagePlan], pixels: Sequence[NDArray[Any]]) -> tuple[Tensor, ...]:
         """The model inputs for an engine."""
         return (Tensor("pixel_values", pixels[0].dtype.name, tuple(pixels), "batched"),)
-
-
-def refuse_options(options: Mapping[str, Any]) -> None:
-    """For families whose processing has no option."""
-    for name in options:
-        raise OptionError(f"unknown option {name!r}; this processor has none", param=name)
 
 
 def shortest_edge_size(height: int, width: int, edge: int) -> tuple[int, int]:
@@ -127,6 +121,13 @@ def shortest_edge(settings: Settings) -> int:
     return edge
 
 
+def drops_class_token(strategy: object) -> bool:
+    """What ``vision_feature_select_strategy`` says of the vision tower's first feature. Raises CheckpointError."""
+    if strategy not in ("default", "full"):
+        raise CheckpointError(f"vision_feature_select_strategy must be 'default' or 'full', not {strategy!r}")
+    return strategy == "default"
+
+
 @dataclass(frozen=True)
 class Vision:
     """How many features a model's vision tower gives for a tile; from processor_config.json, or config.json."""
@@ -140,12 +141,10 @@ class Vision:
         """Read from the checkpoint. Raises CheckpointError."""
         processor, config = checkpoint.processor, checkpoint.config
         strategy = processor.get("vision_feature_select_strategy", config.get("vision_feature_select_strategy"))
-        if strategy not in ("default", "full"):
-            raise CheckpointError(f"vision_feature_select_strategy must be 'default' or 'full', not {strategy!r}")
         vision = config.get("vision_config") or {}
         values = Settings({"patch_size": vision.get("patch_size"), **processor}, "the processor's configuration")
         additional = values.take("num_additional_image_tokens", int, 0)
-        return cls(values.count("patch_size"), additional, strategy == "default")
+        return cls(values.count("patch_size"), additional, drops_class_token(strategy))
 
     def features(self, height: int, width: int) -> int:
         """Tokens of one tile."""

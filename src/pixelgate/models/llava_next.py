@@ -18,9 +18,9 @@ from pixelgate.errors import CheckpointError
 from pixelgate.models.anyres import Size, best_canvas, take_canvases, tiled_view, unpadded_grid
 from pixelgate.models.batch import Batch, stacked, tiles_and_sizes
 from pixelgate.models.checkpoint import Checkpoint, Settings
-from pixelgate.models.llava import Vision, refuse_options, shortest_edge
+from pixelgate.models.llava import Vision, shortest_edge
 from pixelgate.models.placeholder import OnePlaceholder
-from pixelgate.models.steps import BOTH, Backend, Steps, take_steps
+from pixelgate.models.steps import BOTH, Backend, Steps, refuse_options, take_steps
 from pixelgate.pixels.plan import ImagePlan, Tiles, View
 from pixelgate.pixels.resample import PillowOrder
 from pixelgate.pixels.tensor import Tensor

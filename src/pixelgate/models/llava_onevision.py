@@ -19,10 +19,10 @@ from pixelgate.errors import CheckpointError
 from pixelgate.models.anyres import Size, best_canvas, take_canvases, tiled_view, unpadded_grid
 from pixelgate.models.batch import Batch, stacked, tiles_and_sizes
 from pixelgate.models.checkpoint import Checkpoint, Settings
-from pixelgate.models.llava import check_fill, refuse_options, square_canvas
+from pixelgate.models.llava import check_fill, drops_class_token, square_canvas
 from pixelgate.models.llava_next import image_size
 from pixelgate.models.placeholder import OnePlaceholder
-from pixelgate.models.steps import BOTH, Backend, Steps, take_steps
+from pixelgate.models.steps import BOTH, Backend, Steps, refuse_options, take_steps
 from pixelgate.pixels.plan import ImagePlan, Tiles, View
 from pixelgate.pixels.resample import PillowOrder
 from pixelgate.pixels.tensor import Tensor
@@ -102,9 +102,7 @@ def from_checkpoint(checkpoint: Checkpoint, *, backend: Backend, pillow_order: P
     tile_tokens = processor.count("num_image_tokens")
     if math.isqrt(tile_tokens) ** 2 != tile_tokens:
         raise CheckpointError(f"num_image_tokens must be a square number, not {tile_tokens}")
-    strategy = processor.take("vision_feature_select_strategy", str)
-    if strategy not in ("default", "full"):
-        raise CheckpointError(f"vision_feature_select_strategy must be 'default' or 'full', not {strategy!r}")
+    drops = drops_class_token(processor.take("vision_feature_select_strategy", str))
     aspect = processor.take("vision_aspect_ratio", str, "anyres_max_9")
     most = re.fullmatch(r"anyres_max_([1-9]\d*)", aspect)
     if most is None:
@@ -114,7 +112,7 @@ def from_checkpoint(checkpoint: Checkpoint, *, backend: Backend, pillow_order: P
         canvases=canvases,
         tile_tokens=tile_tokens,
         most_tiles=int(most[1]),
-        drops_class_token=strategy == "default",
+        drops_class_token=drops,
         steps=steps,
         placeholder_id=checkpoint.image_token_id,
         placeholder=checkpoint.image_token("<image>"),

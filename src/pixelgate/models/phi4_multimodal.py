@@ -19,9 +19,8 @@ from numpy.typing import NDArray
 from pixelgate.errors import CheckpointError, ImageRefusedError
 from pixelgate.models.batch import Batch, filled_up, stacked, tiles_and_sizes
 from pixelgate.models.checkpoint import Checkpoint, Settings
-from pixelgate.models.llava import refuse_options
 from pixelgate.models.placeholder import OnePlaceholder
-from pixelgate.models.steps import HALF, Backend, Steps, take_steps
+from pixelgate.models.steps import HALF, Backend, Steps, refuse_options, take_steps
 from pixelgate.pixels.plan import Canvas, FloatView, ImagePlan, Tiles, View
 from pixelgate.pixels.resample import PillowOrder
 from pixelgate.pixels.tensor import Tensor

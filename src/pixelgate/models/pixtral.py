@@ -18,8 +18,7 @@ from numpy.typing import NDArray
 from pixelgate.errors import CheckpointError, ImageRefusedError
 from pixelgate.models.batch import Batch, padded
 from pixelgate.models.checkpoint import Checkpoint, Settings
-from pixelgate.models.llava import refuse_options
-from pixelgate.models.steps import BOTH, Backend, Steps, take_steps
+from pixelgate.models.steps import BOTH, Backend, Steps, refuse_options, take_steps
 from pixelgate.pixels.plan import ImagePlan, Tiles, View
 from pixelgate.pixels.resample import PillowOrder
 from pixelgate.pixels.tensor import Tensor

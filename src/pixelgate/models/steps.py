@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
-from pixelgate.errors import CheckpointError
+from pixelgate.errors import CheckpointError, OptionError
 from pixelgate.models.checkpoint import Settings
 from pixelgate.pixels.affine import Affine, Rule
 from pixelgate.pixels.resample import Filter, PillowOrder, Resample, Semantics
@@ -80,3 +81,9 @@ def take_steps(
     if not (0 < affine.rescale_factor < math.inf and all(affine.std)):
         raise CheckpointError("rescale_factor must be positive, and image_std must not be zero")
     return Steps(chosen, affine)
+
+
+def refuse_options(options: Mapping[str, Any]) -> None:
+    """For families whose processing has no option."""
+    for name in options:
+        raise OptionError(f"unknown option {name!r}; this processor has none", param=name)
