@@ -52,18 +52,38 @@ class Host:
         self.requests: list[str] = []
         self.answers: dict[str, Answer] = {}
         self.port = 0
+        self._serving: set[asyncio.Task[None]] = set()
 
     def url(self, path: str, host: str = "127.0.0.1") -> str:
         return f"http://{host}:{self.port}{path}"
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self.connections += 1
-        with contextlib.suppress(ConnectionError, asyncio.IncompleteReadError):
-            head = (await reader.readuntil(b"\r\n\r\n")).decode("latin-1")
-            self.requests.append(head)
-            path = head.split(" ")[1]
-            await self.answers[path](path, writer)
-        writer.close()
+        task = asyncio.current_task()
+        assert task is not None
+        self._serving.add(task)
+        try:
+            with contextlib.suppress(ConnectionError, asyncio.IncompleteReadError):
+                head = (await reader.readuntil(b"\r\n\r\n")).decode("latin-1")
+                self.requests.append(head)
+                path = head.split(" ")[1]
+                await self.answers[path](path, writer)
+        finally:
+            writer.close()
+            self._serving.discard(task)
+
+    @contextlib.asynccontextmanager
+    async def listening(self, context: ssl.SSLContext | None = None) -> AsyncIterator[Host]:
+        """Serve on a free port; in the end answers that would never end are cancelled, and their sockets closed."""
+        server = await asyncio.start_server(self.serve, "127.0.0.1", 0, ssl=context)
+        self.port = server.sockets[0].getsockname()[1]
+        async with server:
+            yield self
+            serving = list(self._serving)
+            for task in serving:
+                task.cancel()
+            await asyncio.gather(*serving, return_exceptions=True)
+            await asyncio.sleep(0)  # a transport closes on the loop's next turn
 
 
 def reply(status: str = "200 OK", body: bytes = BODY, *headers: str, length: int | None = -1) -> Answer:
@@ -84,10 +104,7 @@ def redirect(location: str, status: str = "302 Found") -> Answer:
 
 @pytest.fixture
 async def host() -> AsyncIterator[Host]:
-    host = Host()
-    server = await asyncio.start_server(host.serve, "127.0.0.1", 0)
-    host.port = server.sockets[0].getsockname()[1]
-    async with server:
+    async with Host().listening() as host:
         yield host
 
 
@@ -474,10 +491,9 @@ async def test_an_untrusted_certificate_is_refused_and_the_name_is_asked_for(tmp
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.load_cert_chain(pem)
     context.sni_callback = lambda _socket, name, _context: asked.append(name)
-    server = await asyncio.start_server(Host().serve, "127.0.0.1", 0, ssl=context)
-    async with server:
+    async with Host().listening(context) as host:
         resolve, _ = resolving(["127.0.0.1"])
-        url = f"https://images.example:{server.sockets[0].getsockname()[1]}/"
+        url = f"https://images.example:{host.port}/"
         with pytest.raises(FetchError, match="certificate"):
             await get(url, resolve=resolve)
     assert asked == ["images.example"]
