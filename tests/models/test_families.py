@@ -11,6 +11,7 @@ from goldens import golden
 from models.conftest import family_of
 from pixelgate.errors import CheckpointError, ImageRefusedError, KernelError, OptionError, RequestError
 from pixelgate.models.family import supported
+from pixelgate.models.llama4 import fitted
 
 NAMES = tuple(sorted(path.name for path in golden.CHECKPOINTS.iterdir()))
 PICTURES = [
@@ -168,6 +169,11 @@ def test_a_size_of_one_number_is_what_the_class_makes_of_it(altered):
 
 def test_null_is_missing_where_transformers_takes_it_so(altered):
     assert not family_of(altered(of="llava15_pad", do_pad=None)).pad_to_square
+
+
+def test_llama4_scales_by_a_canvas_in_float32_and_by_a_pictures_own_side_in_float64():
+    assert fitted(104, 13, np.float32(2016), np.float32(336)) == (2016, 252)
+    assert fitted(104, 13, 2016, 336) == (2016, 251)
 
 
 def test_llama4_shuffles_by_the_checkpoints_ratio(altered):

@@ -47,12 +47,7 @@ class Llama4:
         """What a picture of this size becomes."""
         refuse_options(options)
         canvas = best_canvas(height, width, self.tile, self.max_tiles, self.to_largest_canvas)
-        # small pictures are not enlarged to more than one tile
-        most_height, most_width = canvas
-        if not self.to_largest_canvas:
-            most_height = min(max(height, self.tile), most_height)
-            most_width = min(max(width, self.tile), most_width)
-        resized = fitted(height, width, most_height, most_width)
+        resized = fitted(height, width, *(self._most(*sides) for sides in zip((height, width), canvas, strict=True)))
         resample = self.steps.resample
         views = [View(resized, resample, pad=Canvas(0, 0, *canvas), tile=(self.tile, self.tile))]
         if views[0].tiles > 1:
@@ -69,6 +64,14 @@ class Llama4:
             dtype="bfloat16",
             aux=MappingProxyType({"aspect_ratios": np.array([grid], np.int64)}),
         )
+
+    def _most(self, side: int, canvas: int) -> int | np.float32:
+        """How long a side may become; small pictures are not enlarged to more than one tile.
+
+        The sides of a canvas are a tensor in transformers, and what is computed from them is float32.
+        """
+        enough = max(side, self.tile)
+        return enough if not self.to_largest_canvas and enough <= canvas else np.float32(canvas)
 
     def expansion(self, plan: ImagePlan) -> list[tuple[str, int]]:
         """Rows of tiles with their separators, then the global tile, between a start and an end."""
@@ -122,12 +125,13 @@ def best_canvas(height: int, width: int, tile: int, max_tiles: int, to_largest: 
     return int(best[0]), int(best[1])
 
 
-def fitted(height: int, width: int, most_height: int, most_width: int) -> tuple[int, int]:
+def fitted(height: int, width: int, most_height: int | np.float32, most_width: int | np.float32) -> tuple[int, int]:
     """The size (height, width) at which a picture fits, rounded down, but at least one pixel."""
     across, down = most_width / width, most_height / height
+    tallest, widest = int(most_height), int(most_width)
     if across < down:
-        return max(min(math.floor(height * across), most_height), 1), most_width
-    return most_height, max(min(math.floor(width * down), most_width), 1)
+        return max(min(math.floor(height * across), tallest), 1), widest
+    return tallest, max(min(math.floor(width * down), widest), 1)
 
 
 def from_checkpoint(checkpoint: Checkpoint, *, backend: Backend, pillow_order: PillowOrder) -> Llama4:
