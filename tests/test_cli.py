@@ -47,6 +47,24 @@ def test_tokens_of_pictures_and_of_sizes(capsys):
     assert capsys.readouterr().out == "2691\t1920x1080\n391\t640x480\n"
 
 
+def test_options_of_the_processor(capsys, tmp_path):
+    options = ["--mm-processor-kwargs", '{"max_pixels": 50000}']
+    assert cli.main(["tokens", CHECKPOINT, "--size", "640x480", *options]) == 0
+    assert capsys.readouterr().out == "54\t640x480\n"
+    output = tmp_path / "out.npz"
+    assert cli.main(["process", CHECKPOINT, PHOTO, "-o", str(output), *options]) == 0
+    expected = pixelgate.load(CHECKPOINT)(PHOTO, max_pixels=50_000)["pixel_values"]
+    with np.load(output) as arrays:
+        assert arrays["pixel_values"].tobytes() == expected.tobytes()
+
+
+def test_options_that_are_no_object_are_refused(capsys):
+    for text in ("5", "max_pixels=5"):
+        with pytest.raises(SystemExit):
+            cli.main(["tokens", CHECKPOINT, "--size", "9x9", "--mm-processor-kwargs", text])
+        assert "a JSON object is needed" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -92,6 +110,9 @@ def test_serve_takes_flags_and_files(monkeypatch, tmp_path):
     assert (seen[1].port, seen[1].models[0].name) == (7, "m")
     assert cli.main(["serve", "--config", str(file), "--port", "8"]) == 0
     assert seen[2].port == 8
+    flags = ["--engine", url, "--mm-processor-kwargs", '{"max_pixels": 5000}']
+    assert cli.main(["serve", CHECKPOINT, *flags]) == 0
+    assert seen[3].models[0].mm_processor_kwargs == {"max_pixels": 5000}
 
 
 @pytest.mark.parametrize(("command", "extra"), [("serve", "gateway"), ("demo", "gateway,reader")])

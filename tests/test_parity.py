@@ -30,7 +30,8 @@ def transformers(monkeypatch):
             if module.outputs is None:
                 raise OSError("no such file")
 
-            def call(self, images, return_tensors):
+            def call(self, images, return_tensors, **options):
+                module.options = options
                 assert all(isinstance(image, PIL.Image.Image) for image in images)
                 assert return_tensors == ("pt" if backend == "torchvision" else "np")
                 return module.outputs
@@ -58,6 +59,14 @@ def test_equal_arrays_are_said_to_be_equal(transformers, capsys):
         "equal      image_grid_thw  int64[1, 3]",
     ]
     assert transformers.calls == [(CHECKPOINT, "torchvision", {})]
+    assert transformers.options == {}
+
+
+def test_options_are_given_to_both(transformers, capsys):
+    transformers.outputs = dict(pixelgate.load(CHECKPOINT)([PHOTO], max_pixels=50_000))
+    status, _ = run(capsys, CHECKPOINT, PHOTO, "--mm-processor-kwargs", '{"max_pixels": 50000}')
+    assert status == 0
+    assert transformers.options == {"max_pixels": 50_000}
 
 
 def test_the_first_difference_its_size_and_its_share_are_said(transformers, capsys):

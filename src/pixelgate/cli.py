@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import argparse
+import json
 import re
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, get_args
+from typing import TYPE_CHECKING, Any, get_args
 
 import numpy as np
 
@@ -16,7 +17,7 @@ from pixelgate._version import __version__
 from pixelgate.errors import ConfigError, PixelgateError, RequestError
 from pixelgate.models.steps import Backend
 from pixelgate.pixels.affine import NUMPY_DTYPES
-from pixelgate.processor import ImageInputs, load
+from pixelgate.processor import ImageInputs, Processor, load
 
 if TYPE_CHECKING:
     from pixelgate.gateway.settings import GatewaySettings
@@ -70,6 +71,7 @@ def _parser() -> argparse.ArgumentParser:
         "--engine", action="append", default=[], metavar="URL", help="vllm+grpc://HOST:PORT, local:reader"
     )
     serve.add_argument("--name", default="", help="the model's name for clients (default: the directory's)")
+    _options_flag(serve)
     serve.add_argument("--config", metavar="pixelgate.toml", help="a file instead of CHECKPOINT and --engine")
     serve.add_argument("--host", help="address to listen on (default: 127.0.0.1)")
     serve.add_argument("--port", type=int, help="port to listen on (default: 8080)")
@@ -85,11 +87,37 @@ def _processor_flags(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--backend", choices=list(get_args(Backend)), help="whose numbers (default: the first there is)"
     )
+    _options_flag(parser)
     parser.add_argument("--rgb", choices=["pixelgate", "hf"], default="pixelgate", help="whose conversion to 8-bit RGB")
 
 
-def _process(parsed: argparse.Namespace) -> None:
+def _options_flag(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--mm-processor-kwargs",
+        type=_options,
+        default={},
+        metavar="JSON",
+        help="options, such as '{\"max_pixels\": 500000}'",
+    )
+
+
+def _options(text: str) -> dict[str, Any]:
+    try:
+        options = json.loads(text)
+    except ValueError:
+        options = None
+    if not isinstance(options, dict):
+        raise argparse.ArgumentTypeError(f'a JSON object is needed, such as {{"max_pixels": 500000}}, not {text!r}')
+    return options
+
+
+def _processor(parsed: argparse.Namespace) -> Processor:
     processor = load(parsed.checkpoint, backend=parsed.backend, rgb=parsed.rgb)
+    return processor.with_options(**parsed.mm_processor_kwargs)
+
+
+def _process(parsed: argparse.Namespace) -> None:
+    processor = _processor(parsed)
     for image in parsed.images:
         with _about(image):
             processor.header(image)
@@ -125,7 +153,7 @@ def _print_arrays(inputs: ImageInputs) -> None:
 def _tokens(parsed: argparse.Namespace) -> None:
     if not parsed.images and not parsed.size:
         raise ConfigError("give a picture, or --size WIDTHxHEIGHT")
-    processor = load(parsed.checkpoint, backend=parsed.backend, rgb=parsed.rgb)
+    processor = _processor(parsed)
     for size in parsed.size:
         match = re.fullmatch(r"(\d{1,6})x(\d{1,6})", size)
         if match is None:
@@ -141,7 +169,7 @@ def _tokens(parsed: argparse.Namespace) -> None:
 def _parity(parsed: argparse.Namespace) -> int:
     from pixelgate.parity import against_transformers
 
-    verdicts = against_transformers(load(parsed.checkpoint, backend=parsed.backend, rgb=parsed.rgb), parsed.images)
+    verdicts = against_transformers(_processor(parsed), parsed.images)
     for verdict in verdicts:
         print(f"{'equal    ' if verdict.equal else 'NOT EQUAL'}  {verdict.name}  {verdict.words}")
     return 0 if all(verdict.equal for verdict in verdicts) else 1
@@ -160,12 +188,14 @@ def _settings(parsed: argparse.Namespace) -> GatewaySettings:
 
     from pixelgate.gateway.settings import GatewaySettings, ModelSettings, read
 
-    if parsed.config and (parsed.checkpoint or parsed.engine or parsed.name):
-        raise ConfigError("give either --config or a checkpoint with --engine and --name, not both")
+    if parsed.config and (parsed.checkpoint or parsed.engine or parsed.name or parsed.mm_processor_kwargs):
+        raise ConfigError("give either --config or a checkpoint with its own flags, not both")
     if parsed.config:
         settings = read(parsed.config)
     elif parsed.checkpoint:
-        model = ModelSettings(parsed.checkpoint, tuple(parsed.engine), parsed.name)
+        model = ModelSettings(
+            parsed.checkpoint, tuple(parsed.engine), parsed.name, mm_processor_kwargs=parsed.mm_processor_kwargs
+        )
         settings = GatewaySettings(models=(model,))
     else:
         raise ConfigError("give a checkpoint directory with --engine URL, or --config FILE")

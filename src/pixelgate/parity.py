@@ -30,7 +30,9 @@ def against_transformers(processor: Processor, images: Sequence[str | Path]) -> 
     theirs = _their_processor(processor)
     opened = [_opened(image) for image in images]
     ours = processor(opened)
-    expected = theirs(opened, return_tensors="pt" if processor.backend == "torchvision" else "np")
+    expected = theirs(
+        opened, return_tensors="pt" if processor.backend == "torchvision" else "np", **processor.checkpoint.options
+    )
     return list(compare(ours, {name: _array(value) for name, value in expected.items()}))
 
 

@@ -76,7 +76,20 @@ class Processor:
     checkpoint: Checkpoint
     family: Family
     backend: Backend
+    pillow_order: PillowOrder
     policy: MediaPolicy
+
+    def with_options(self, /, **options: Any) -> Processor:
+        """The same processor with a call's options made its own, such as ``max_pixels`` of Qwen-VL.
+
+        Options go by the names of transformers' call, which are those of the image processor's settings. Raises
+        OptionError, naming what the family knows, for one that is unknown or impossible.
+        """
+        if not options:
+            return self
+        checkpoint = self.checkpoint.with_options(options)
+        family = families.from_checkpoint(checkpoint, backend=self.backend, pillow_order=self.pillow_order)
+        return replace(self, checkpoint=checkpoint, family=family)
 
     def __repr__(self) -> str:
         return f"Processor({str(self.checkpoint.path)!r}, backend={self.backend!r}, rgb={self.policy.rgb!r})"
@@ -84,8 +97,11 @@ class Processor:
     def plan(self, *, height: int, width: int, images_in_sample: int = 1, **options: Any) -> ImagePlan:
         """What a picture of this size will become: ``.tokens``, ``.nbytes``, ``.views``; no pixel is touched.
 
-        ``images_in_sample`` is the number of pictures in its sample, which matters to LLaVA-OneVision.
+        ``images_in_sample`` is the number of pictures in its sample, which matters to LLaVA-OneVision; ``options``
+        are as in `with_options`.
         """
+        if options:
+            return self.with_options(**options).plan(height=height, width=width, images_in_sample=images_in_sample)
         try:
             height, width = operator.index(height), operator.index(width)
         except TypeError:
@@ -94,7 +110,7 @@ class Processor:
             raise OptionError(f"a picture has 1 to {MAX_SIDE} pixels a side, not {width}x{height}")
         if images_in_sample < 1:
             raise OptionError(f"images_in_sample counts the picture itself, so it cannot be {images_in_sample}")
-        return self.family.plan(height, width, images_in_sample=images_in_sample, **options)
+        return self.family.plan(height, width, images_in_sample=images_in_sample)
 
     def __call__(
         self,
@@ -110,9 +126,11 @@ class Processor:
         the pictures of each sample, which matters to families that treat a picture alone otherwise than several
         together; a flat list has one picture a sample. ``dtype`` is that of the pixel tensor: None (what transformers
         returns), "float32", "bfloat16", "float16", or "uint8" (the pixels before normalisation). ``out`` is
-        C-contiguous memory of the result's shape and dtype for the pixel tensor. ``options`` are the family's own,
-        such as ``max_pixels``.
+        C-contiguous memory of the result's shape and dtype for the pixel tensor. ``options`` are as in
+        `with_options`.
         """
+        if options:
+            return self.with_options(**options)(images, out=out, dtype=dtype)
         samples = _as_samples(images)
         pictures: list[NDArray[np.uint8]] = []
         plans: list[ImagePlan] = []
@@ -121,7 +139,7 @@ class Processor:
                 try:
                     picture = self.rgb(image)
                     height, width = picture.shape[:2]
-                    plans.append(self.plan(height=height, width=width, images_in_sample=len(sample), **options))
+                    plans.append(self.plan(height=height, width=width, images_in_sample=len(sample)))
                 except RequestError as error:
                     error.param = error.param or f"images[{len(pictures)}]"
                     raise
@@ -223,7 +241,7 @@ def load(
     checkpoint = checkpoints.read(path)
     chosen = families.choose_backend(checkpoint, backend)
     family = families.from_checkpoint(checkpoint, backend=chosen, pillow_order=pillow_order)
-    return Processor(checkpoint, family, chosen, replace(policy or MediaPolicy(), rgb=rgb))
+    return Processor(checkpoint, family, chosen, pillow_order, replace(policy or MediaPolicy(), rgb=rgb))
 
 
 def decode(

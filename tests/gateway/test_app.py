@@ -53,6 +53,16 @@ async def test_a_text_alone(house):
     }
 
 
+async def test_options_of_the_processor_reach_the_pixels(house, processor):
+    data = picture(400, 500)
+    response = await house.ask([image(data)], mm_processor_kwargs={"max_pixels": 90_000})
+    assert response.status_code == 200
+    assert pixels(house.received()) == expected(processor.with_options(max_pixels=90_000), data, "uint8")
+    hashes = list(house.received().mm_inputs.mm_hashes)
+    await house.ask([image(data)])
+    assert list(house.received().mm_inputs.mm_hashes) != hashes
+
+
 async def test_a_stream(house):
     response = await house.ask([image(picture(56, 56)), text("And?")], stream=True)
     assert response.status_code == 200

@@ -28,6 +28,25 @@ async def test_a_picture_that_is_not_there(house, host):
 
 
 @pytest.mark.parametrize(
+    ("options", "param", "words"),
+    [
+        ({"max_pixel": 5}, "max_pixel", "this processor knows min_pixels, max_pixels"),
+        ({"max_pixels": "5"}, "max_pixels", "must be int"),
+        ({"self": 5}, "self", "unknown option"),
+        ({"image_mean": [0, 0, 0]}, "image_mean", "the engine normalises the pixels itself"),
+        ([], "mm_processor_kwargs", "must be an object"),
+    ],
+)
+async def test_options_that_are_refused(house, options, param, words):
+    before = len(house.engines["demo"].requests)
+    response = await house.ask([image(picture(56, 56))], mm_processor_kwargs=options)
+    assert response.status_code == 400
+    assert error_of(response)["param"] == param
+    assert words in error_of(response)["message"]
+    assert len(house.engines["demo"].requests) == before
+
+
+@pytest.mark.parametrize(
     ("content", "status", "param", "code", "words"),
     [
         ([image(b"no picture")], 400, FIRST, "image_decode_failed", "no known format"),

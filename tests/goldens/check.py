@@ -47,7 +47,7 @@ def check_row(folder: Path, key: str, row: dict[str, Any]) -> Iterator[str]:
     """The differences of one row, in words."""
     family, backend, name = key.split("/")
     images = golden.load_input(folder, name, row)
-    process = processor(family, backend)
+    process = processor(family, backend).with_options(**row.get("options", {}))
     if row["status"] == "error":
         try:
             process(images)

@@ -6,7 +6,8 @@
     images/                                the inputs
 
 An input is a file of images/ given as an opened PIL image; "<file>.viapath" is the same given as a path string, and a
-row with "images" is a list of opened images in one call, all of one sample where its name begins with "nested".
+row with "images" is a list of opened images in one call, all of one sample where its name begins with "nested". A
+row's "options" are those of the call.
 sha256 covers the C-order little-endian bytes.
 """
 

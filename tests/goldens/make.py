@@ -51,6 +51,30 @@ VIA_PATH = (
 )
 THREE = ["photo.jpg", "tall.png", "clear.png"]
 BATCHES = {"batch_three": THREE, "nested_three": THREE}
+COMMON_OPTIONS = (
+    {"image_mean": [0.4, 0.5, 0.6], "image_std": [0.2, 0.3, 0.25]},
+    {"resample": 2, "rescale_factor": 0.01},
+)
+NO_RESIZE = {"do_resize": False}
+QWEN_OPTIONS = (
+    *COMMON_OPTIONS,
+    NO_RESIZE,
+    {"max_pixels": 20000},
+    {"min_pixels": 200000},
+    {"size": {"shortest_edge": 90000, "longest_edge": 400000}},
+)
+# of a call, by family
+OPTIONS: dict[str, tuple[dict, ...]] = {
+    **dict.fromkeys(("qwen2_vl", "qwen2_5_vl", "qwen3_vl"), QWEN_OPTIONS),
+    **dict.fromkeys(("llava_next", "llava_onevision"), COMMON_OPTIONS),
+    **dict.fromkeys(("llava15_clip", "llava15_pad"), (*COMMON_OPTIONS, NO_RESIZE, {"do_pad": False})),
+    **dict.fromkeys(("mistral3", "pixtral"), (*COMMON_OPTIONS, NO_RESIZE, {"size": {"longest_edge": 150}})),
+    "llama4": (*COMMON_OPTIONS, {"max_patches": 3}, {"max_patches": 6, "resize_to_max_canvas": True}),
+    **dict.fromkeys(("phi3_vision", "phi3_5_vision"), ({"num_crops": 1}, {"num_crops": 9})),
+    **dict.fromkeys(("phi4_native", "phi4_remote"), ({"dynamic_hd": 1}, {"dynamic_hd": 7})),
+}
+OPTIONS_ON = {"do_resize": "whole.png", "resize_to_max_canvas": "narrow.png"}
+"""The picture for an option: one of whole patches of every kind, and one whose canvas float64 would not fill."""
 SWEEP_SIZES = 400
 TOKEN = re.compile(r"<\|\w+\|>|<image>|\[IMG(?:_BREAK|_END)?\]")
 
@@ -80,6 +104,8 @@ def pictures(folder: Path) -> None:
     picture(160, 240, 4).save(folder / "turned.jpg", quality=85, exif=exif)
     picture(400, 26, 5).save(folder / "tall.png")
     picture(28, 28, 6).save(folder / "one_patch.png")
+    picture(448, 672, 19).save(folder / "whole.png")
+    picture(104, 13, 20).save(folder / "narrow.png")
     picture(1, 1, 7).save(folder / "dot.png")
     picture(5, 3, 8).save(folder / "tiny.png")
     picture(1, 200, 9).save(folder / "ratio200.png")
@@ -97,21 +123,24 @@ def pictures(folder: Path) -> None:
     PIL.Image.fromarray(deep).save(folder / "deep.png")
 
 
-def rows(images: Path) -> Iterator[tuple[str, dict]]:
+def rows(images: Path, family: str) -> Iterator[tuple[str, dict]]:
     for path in sorted(images.iterdir()):
         yield path.name, {}
     for name in VIA_PATH:
         yield f"{name}.viapath", {}
     for name, files in BATCHES.items():
         yield name, {"images": files}
+    for number, options in enumerate(OPTIONS[family]):
+        file = next((OPTIONS_ON[name] for name in options if name in OPTIONS_ON), "photo.jpg")
+        yield f"options_{number}", {"images": [file], "options": options}
 
 
-def processors(checkpoint: Path) -> dict:
-    """By backend; where a checkpoint brings its own code, that is the only one."""
+def processors(checkpoint: Path, **options) -> dict:
+    """By backend; where a checkpoint brings its own code, that is the only one, and ``options`` are its to take."""
     config = golden.read_json(checkpoint / "preprocessor_config.json")
     name = config["image_processor_type"].removesuffix("Fast")
     if name in remote.PROCESSORS:
-        return {"remote": remote.PROCESSORS[name](config)}
+        return {"remote": remote.PROCESSORS[name]({**config, **options})}
     arguments = {name: value for name, value in config.items() if name not in NOT_ARGUMENTS}
     merge = processor_settings(checkpoint).get("spatial_merge_size")
     if merge:  # PixtralProcessor calls its image processor with what one token covers
@@ -120,12 +149,12 @@ def processors(checkpoint: Path) -> dict:
     return {backend: cls(**arguments) for backend, cls in classes.items() if cls}
 
 
-def run(processor, images) -> dict[str, np.ndarray]:
+def run(processor, images, **options) -> dict[str, np.ndarray]:
     outputs = {}
     if type(processor) in remote.PROCESSORS.values():
         made = processor(images if isinstance(images, list) else [images])
     else:
-        made = processor(images, return_tensors="pt")
+        made = processor(images, return_tensors="pt", **options)
     for name, value in made.items():
         tensor = torch.as_tensor(value).contiguous()
         if tensor.dtype == torch.bfloat16:
@@ -229,13 +258,17 @@ def main() -> None:
         for backend, processor in processors(checkpoint).items():
             if backend == "torchvision":
                 torchvision_processors[family] = processor
-            for name, row in rows(out / "images"):
+            for name, row in rows(out / "images", family):
                 single = not row and not name.endswith(".viapath")
-                if backend == "remote" and not (single or name.startswith("batch")):
+                if backend == "remote" and not (single or name.startswith(("batch", "options"))):
                     continue  # such code is handed opened pictures, and knows no samples
                 key = f"{family}/{backend}/{name}"
+                images, options = golden.load_input(out, name, row), row.get("options", {})
                 try:
-                    outputs = run(processor, golden.load_input(out, name, row))
+                    if backend == "remote" and options:
+                        outputs = run(processors(checkpoint, **options)[backend], images)
+                    else:
+                        outputs = run(processor, images, **options)
                 except ValueError as failure:
                     index[key] = {
                         **row,

@@ -65,10 +65,30 @@ def test_engine_tensors_hold_every_picture(name):
         assert not rows[len(own) :].any()
 
 
+@pytest.mark.parametrize(
+    ("name", "height", "width", "words"),
+    [
+        ("llava15_clip", 335, 400, "must cover the crop of 336x336; this one is 400x335"),
+        ("llava15_pad", 300, 200, "must cover the crop"),
+        ("pixtral", 32, 40, "multiples of 16, not 40x32"),
+        ("mistral3", 32, 28, "multiples of 28, not 28x32"),
+    ],
+)
+def test_what_cannot_be_left_at_its_size_is_refused(name, height, width, words):
+    processor = pixelgate.load(golden.CHECKPOINTS / name).with_options(do_resize=False)
+    with pytest.raises(ImageRefusedError, match=words):
+        processor.plan(height=height, width=width)
+
+
+def test_options_change_the_batch_too():
+    processor = pixelgate.load(golden.CHECKPOINTS / "phi3_5_vision")
+    assert processor(PICTURES, num_crops=1)["pixel_values"].shape == (2, 2, 3, 336, 336)
+
+
 @pytest.mark.parametrize("name", NAMES)
 def test_an_unknown_option_is_refused(name):
-    with pytest.raises(OptionError, match="colour"):
-        family_of(name).plan(10, 10, colour="red")
+    with pytest.raises(OptionError, match="unknown option 'colour'; this processor knows"):
+        pixelgate.load(golden.CHECKPOINTS / name).plan(height=10, width=10, colour="red")
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -5,6 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+import pixelgate
 from goldens import golden
 from models.conftest import family_of
 from pixelgate.errors import CheckpointError, ImageRefusedError, OptionError
@@ -54,24 +55,50 @@ def test_the_ratio_of_exactly_200_is_allowed_and_more_is_not():
 
 
 def test_options_override_the_bounds_of_one_call():
-    family = family_of(CHECKPOINTS / "qwen2_5_vl")
-    assert family.plan(1080, 1920, max_pixels=500_000).tokens < 640 < family.plan(1080, 1920).tokens
-    assert family.plan(10, 10, min_pixels=100_000).tokens >= 127
+    processor = pixelgate.load(CHECKPOINTS / "qwen2_5_vl")
+    large, small = {"height": 1080, "width": 1920}, {"height": 10, "width": 10}
+    assert processor.plan(**large, max_pixels=500_000).tokens < 640 < processor.plan(**large).tokens
+    assert processor.plan(**small, min_pixels=100_000).tokens >= 127
+
+
+def test_a_size_given_to_the_call_replaces_the_older_spelling_in_the_checkpoint():
+    processor = pixelgate.load(CHECKPOINTS / "qwen2_5_vl")
+    size = {"shortest_edge": 10_000, "longest_edge": 50_000}
+    assert processor.with_options(size=size).family.max_pixels == 50_000
+    both = processor.with_options(size=size, max_pixels=40_000)
+    assert (both.family.min_pixels, both.family.max_pixels) == (10_000, 40_000)
+
+
+def test_options_can_be_given_one_after_the_other():
+    processor = pixelgate.load(CHECKPOINTS / "qwen2_5_vl").with_options(min_pixels=5_000)
+    family = processor.with_options(max_pixels=10_000).family
+    assert (family.min_pixels, family.max_pixels) == (5_000, 10_000)
+    assert processor.with_options() is processor
+
+
+def test_without_do_resize_a_picture_must_be_whole_patches():
+    processor = pixelgate.load(CHECKPOINTS / "qwen2_5_vl").with_options(do_resize=False)
+    assert processor.plan(height=56, width=84).grid == (1, 4, 6)
+    with pytest.raises(ImageRefusedError, match="multiples of 28, not 84x57"):
+        processor.plan(height=57, width=84)
 
 
 @pytest.mark.parametrize(
     ("options", "message"),
     [
         ({"max_pixel": 5}, "min_pixels, max_pixels"),
-        ({"max_pixels": 0}, "positive"),
-        ({"max_pixels": True}, "positive"),
-        ({"max_pixels": 2.5}, "positive"),
-        ({"min_pixels": 20_000_000}, "above max_pixels"),
+        ({"patch_size": 16}, "unknown option 'patch_size'"),
+        ({"max_pixels": 0}, "max_pixels .* from 1"),
+        ({"max_pixels": True}, "max_pixels .* must be int"),
+        ({"max_pixels": 2.5}, "max_pixels .* must be int"),
+        ({"max_pixels": None}, "max_pixels must have a value"),
+        ({"min_pixels": 5, "image_std": [0, 1, 1]}, "image_std"),
     ],
 )
 def test_wrong_options_are_named(options, message):
-    with pytest.raises(OptionError, match=message):
-        family_of(CHECKPOINTS / "qwen2_5_vl").plan(100, 100, **options)
+    with pytest.raises(OptionError, match=message) as caught:
+        pixelgate.load(CHECKPOINTS / "qwen2_5_vl").plan(height=100, width=100, **options)
+    assert caught.value.param == list(options)[-1]
 
 
 def test_engine_tensors_have_their_field_layout():
@@ -94,7 +121,7 @@ def test_engine_tensors_have_their_field_layout():
     assert values.parts[0] is pixels[0]
 
 
-@pytest.mark.parametrize("field", ["do_resize", "do_rescale", "do_normalize", "do_convert_rgb"])
+@pytest.mark.parametrize("field", ["do_rescale", "do_normalize", "do_convert_rgb"])
 def test_switched_off_steps_are_refused(altered, field):
     with pytest.raises(CheckpointError, match=field):
         family_of(altered(**{field: False}))
@@ -140,13 +167,13 @@ def test_the_older_spelling_wins_as_in_transformers(altered):
 def test_missing_bounds_are_those_of_transformers_class(altered):
     family = family_of(altered(min_pixels="absent", max_pixels="absent", image_mean="absent", rescale_factor="absent"))
     assert (family.min_pixels, family.max_pixels) == (3136, 1003520)
-    assert family.affine.mean[0] == 0.48145466
+    assert family.steps.affine.mean[0] == 0.48145466
 
 
 def test_resample_and_rescale_factor_are_honoured(altered):
     family = family_of(altered(resample=2, rescale_factor=0.5))
-    assert family.resample.filter == "bilinear"
-    assert family.affine.rescale_factor == 0.5
+    assert family.steps.resample.filter == "bilinear"
+    assert family.steps.affine.rescale_factor == 0.5
 
 
 def test_a_checkpoint_without_the_placeholder_id_is_refused(altered):

@@ -19,7 +19,7 @@ from typing import Any, TypeVar
 from numpy.typing import NDArray
 
 from pixelgate.engines.engine import EngineFacts, EngineRequest, Images, Span
-from pixelgate.errors import ImageRefusedError, PixelgateError, RequestError, TooLargeError
+from pixelgate.errors import ImageRefusedError, OptionError, PixelgateError, RequestError, TooLargeError
 from pixelgate.gateway.check import check
 from pixelgate.gateway.messages import for_template, references
 from pixelgate.gateway.metrics import Metrics, Phases
@@ -29,8 +29,10 @@ from pixelgate.gateway.settings import GatewaySettings
 from pixelgate.gateway.wire import ChatRequest
 from pixelgate.media import source
 from pixelgate.media.fetch import Fetcher
+from pixelgate.models.steps import NORMALISING
 from pixelgate.pixels.buffers import BufferPool
 from pixelgate.pixels.plan import ImagePlan, execute
+from pixelgate.processor import Processor
 from pixelgate.prompt.expand import Prompt, build
 from pixelgate.prompt.stops import StopStrings
 from pixelgate.prompt.tokens import Detokenizer, Tokenizer
@@ -62,6 +64,7 @@ class Chat:
     model: ServedModel
     facts: EngineFacts
     phases: Phases
+    processor: Processor
     plans: tuple[ImagePlan, ...] = ()
     prompt_tokens: int = 0
     completion_tokens: int = 0
@@ -82,6 +85,14 @@ class Picture:
     data: bytes
     plan: ImagePlan
     hash: str
+
+
+def configured(processor: Processor, request: ChatRequest, facts: EngineFacts) -> Processor:
+    """The model's processor with the options of a request. Raises OptionError."""
+    options = request.mm_processor_kwargs or {}
+    if facts.pixel_dtype == "uint8" and (fixed := sorted({*NORMALISING} & {*options})):
+        raise OptionError(f"{fixed[0]} cannot be changed: the engine normalises the pixels itself", param=fixed[0])
+    return processor.with_options(**options)
 
 
 async def prepare(chat: Chat, services: Services) -> EngineRequest:
@@ -117,7 +128,7 @@ async def prepare(chat: Chat, services: Services) -> EngineRequest:
         images=images(chat, prompt, pictures) if pictures else None,
         stream=bool(chat.request.stream),
     )
-    check(request, chat.facts, chat.model.processor.family.placeholder_id)
+    check(request, chat.facts, chat.processor.family.placeholder_id)
     return request
 
 
@@ -159,7 +170,7 @@ def ending_ids(chat: Chat, request: EngineRequest) -> tuple[int, ...]:
 
 async def obtain(chat: Chat, services: Services, param: str, reference: str) -> Picture:
     """Fetch a picture and plan it from its header; no pixel is decoded."""
-    policy, processor, dtype = services.settings.media, chat.model.processor, chat.facts.pixel_dtype
+    policy, processor, dtype = services.settings.media, chat.processor, chat.facts.pixel_dtype
     largest = chat.facts.max_embeddings_per_image
 
     def look(data: bytes) -> Picture:
@@ -203,7 +214,7 @@ async def tensor(chat: Chat, services: Services, picture: Picture) -> NDArray[An
 
     def work() -> NDArray[Any]:
         dtype = chat.facts.pixel_dtype
-        image = chat.model.processor.rgb(picture.data)
+        image = chat.processor.rgb(picture.data)
         # Taken on the worker: of a request that is cancelled meanwhile nobody has the array, and nobody reuses it.
         out = services.buffers.take(picture.plan.shape, dtype)
         return execute(picture.plan, image, out, dtype=dtype)
@@ -218,7 +229,7 @@ async def tensor(chat: Chat, services: Services, picture: Picture) -> NDArray[An
 
 def render(chat: Chat) -> Prompt:
     """Messages to token ids, each picture's placeholder expanded."""
-    family = chat.model.processor.family
+    family = chat.processor.family
     return build(
         for_template(chat.request.messages),
         chat.model.template,
@@ -238,7 +249,7 @@ def _ids(runs: list[tuple[str, int]], tokenizer: Tokenizer) -> list[int]:
 
 def images(chat: Chat, prompt: Prompt, pictures: list[Picture]) -> Images:
     """The multimodal half of the engine request."""
-    family = chat.model.processor.family
+    family = chat.processor.family
     return Images(
         tensors=family.tensors(chat.plans, chat.pixels),
         spans=tuple(Span(offset, length) for offset, length in prompt.spans),

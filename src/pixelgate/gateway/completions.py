@@ -21,7 +21,7 @@ from starlette.types import Receive, Scope, Send
 from pixelgate.engines.engine import EngineFacts
 from pixelgate.errors import ModelNotFoundError, TooLargeError
 from pixelgate.gateway import wire
-from pixelgate.gateway.chat import Chat, Services, answer, prepare
+from pixelgate.gateway.chat import Chat, Services, answer, configured, prepare
 from pixelgate.gateway.metrics import Phases
 from pixelgate.gateway.replies import as_json, error_object, noted
 from pixelgate.gateway.served import ServedModel
@@ -122,7 +122,8 @@ class ChatCompletions:
         if model is None:
             known = ", ".join(self._models)
             raise ModelNotFoundError(f"this gateway does not serve that model; it serves {known}", param="model")
-        return Chat(own_id, parsed, model, self._facts[model.name], exchange.phases)
+        facts = self._facts[model.name]
+        return Chat(own_id, parsed, model, facts, exchange.phases, configured(model.processor, parsed, facts))
 
     async def _complete(self, chat: Chat, exchange: Exchange) -> int:
         request = await prepare(chat, self._services)

@@ -25,6 +25,8 @@ class ModelSettings:
     engines: tuple[str, ...]
     name: str = ""
     backend: Backend = "torchvision"
+    mm_processor_kwargs: dict[str, Any] = field(default_factory=dict)
+    """Options of the processor for every request, which may have its own on top."""
 
     def __post_init__(self) -> None:
         if not self.engines:
@@ -133,6 +135,8 @@ def _misfit(kind: str, value: Any) -> str | None:
             return "a number"
         case "str" if not isinstance(value, str):
             return "a string"
+        case "dict[str, Any]" if not isinstance(value, dict):
+            return "a table"
         case "tuple[str, ...]" if not isinstance(value, list) or not all(isinstance(item, str) for item in value):
             return "a list of strings"
     return None

@@ -81,6 +81,7 @@ class ChatRequest(msgspec.Struct, frozen=True):
     skip_special_tokens: bool | None = None
     add_generation_prompt: bool | None = None
     chat_template_kwargs: dict[str, Any] | None = None
+    mm_processor_kwargs: dict[str, Any] | None = None
     tools: list[dict[str, Any]] | None = None
     tool_choice: Any = None
     n: int | None = None

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +21,7 @@ class Checkpoint:
     """The files of a checkpoint that decide what its pictures and prompts become. No weights are needed.
 
     ``preprocessor`` is ``preprocessor_config.json``, or the ``image_processor`` section of ``processor_config.json``
-    where newer transformers versions keep it.
+    where newer transformers versions keep it; ``options`` are a call's, and stand in for fields of it.
     """
 
     path: Path
@@ -31,6 +31,15 @@ class Checkpoint:
     generation: Mapping[str, Any]
     tokenizer_config: Mapping[str, Any]
     chat_template: str | None
+    options: Mapping[str, Any] = field(default_factory=dict)
+
+    def with_options(self, options: Mapping[str, Any]) -> Checkpoint:
+        """The same with a call's options, as transformers takes a call's arguments for the processor's own."""
+        return replace(self, options={**self.options, **options})
+
+    def image_settings(self) -> Settings:
+        """The settings of the image processor."""
+        return Settings({**self.preprocessor, **self.options}, "the image processor's configuration")
 
     @property
     def model_type(self) -> str:
@@ -152,6 +161,11 @@ class Settings:
         for name in names:
             if name in self._left and self._left[name] is None:
                 del self._left[name]
+
+    def switch(self, name: str) -> bool:
+        """Whether something that is done by default is done."""
+        value: bool = self.take(name, bool, True)
+        return value
 
     def is_number(self, name: str) -> bool:
         """Whether ``name`` is spelled as a single number."""

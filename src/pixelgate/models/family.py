@@ -7,7 +7,7 @@ from typing import Any, Protocol
 
 from numpy.typing import NDArray
 
-from pixelgate.errors import CheckpointError
+from pixelgate.errors import CheckpointError, OptionError
 from pixelgate.models import (
     llama4,
     llava,
@@ -45,8 +45,8 @@ class Family(Protocol):
     def drops_alpha(self) -> bool:
         """Whether it takes transparent pixels for what they would be without alpha, under ``rgb="hf"``."""
 
-    def plan(self, height: int, width: int, *, images_in_sample: int = 1, **options: Any) -> ImagePlan:
-        """What a picture of (height, width) becomes; raises ImageRefusedError or OptionError."""
+    def plan(self, height: int, width: int, *, images_in_sample: int = 1) -> ImagePlan:
+        """What a picture of (height, width) becomes; raises ImageRefusedError."""
 
     @property
     def embedded(self) -> str:
@@ -73,6 +73,9 @@ class _Module(Protocol):
 
     @property
     def PROCESSORS(self) -> Mapping[str, tuple[Backend, ...]]: ...
+
+    @property
+    def OPTIONS(self) -> tuple[str, ...]: ...
 
     def from_checkpoint(self, checkpoint: Checkpoint, *, backend: Backend, pillow_order: PillowOrder) -> Family: ...
 
@@ -104,8 +107,22 @@ def choose_backend(checkpoint: Checkpoint, asked: Backend | None) -> Backend:
 
 
 def from_checkpoint(checkpoint: Checkpoint, *, backend: Backend, pillow_order: PillowOrder) -> Family:
-    """The family of a checkpoint. Raises CheckpointError with what is supported."""
-    return _find(checkpoint)[0].from_checkpoint(checkpoint, backend=backend, pillow_order=pillow_order)
+    """The family of a checkpoint. Raises CheckpointError with what is supported, OptionError for a call's options."""
+    module = _find(checkpoint)[0]
+    for name, value in checkpoint.options.items():
+        if name not in module.OPTIONS:
+            known = ", ".join(module.OPTIONS)
+            raise OptionError(f"unknown option {name!r}; this processor knows {known}", param=name)
+        if value is None:
+            raise OptionError(f"{name} must have a value; leave it out for the checkpoint's own", param=name)
+    try:
+        return module.from_checkpoint(checkpoint, backend=backend, pillow_order=pillow_order)
+    except CheckpointError as failure:
+        if not checkpoint.options:
+            raise
+        # without options the same checkpoint was accepted
+        named = next((name for name in checkpoint.options if name in failure.message), None)
+        raise OptionError(failure.message, param=named) from None
 
 
 def _find(checkpoint: Checkpoint) -> tuple[_Module, tuple[Backend, ...]]:

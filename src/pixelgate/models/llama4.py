@@ -19,13 +19,14 @@ from numpy.typing import NDArray
 from pixelgate.errors import CheckpointError
 from pixelgate.models.batch import Batch, concatenated
 from pixelgate.models.checkpoint import Checkpoint, Settings
-from pixelgate.models.steps import HALF, Backend, Steps, refuse_options, take_steps
+from pixelgate.models.steps import COMMON_OPTIONS, HALF, Backend, Steps, take_steps
 from pixelgate.pixels.plan import Canvas, ImagePlan, Tiles, View
 from pixelgate.pixels.resample import PillowOrder
 from pixelgate.pixels.tensor import Tensor
 
 MODEL_TYPES = ("llama4",)
 PROCESSORS: Mapping[str, tuple[Backend, ...]] = {"Llama4ImageProcessor": ("torchvision",)}
+OPTIONS = ("max_patches", "resize_to_max_canvas", *COMMON_OPTIONS)
 
 
 @dataclass(frozen=True)
@@ -43,9 +44,8 @@ class Llama4:
     pixels_name: str = "pixel_values"
     drops_alpha: bool = False
 
-    def plan(self, height: int, width: int, *, images_in_sample: int = 1, **options: Any) -> ImagePlan:
+    def plan(self, height: int, width: int, *, images_in_sample: int = 1) -> ImagePlan:
         """What a picture of this size becomes."""
-        refuse_options(options)
         canvas = best_canvas(height, width, self.tile, self.max_tiles, self.to_largest_canvas)
         resized = fitted(height, width, *(self._most(*sides) for sides in zip((height, width), canvas, strict=True)))
         resample = self.steps.resample
@@ -136,7 +136,7 @@ def fitted(height: int, width: int, most_height: int | np.float32, most_width: i
 
 def from_checkpoint(checkpoint: Checkpoint, *, backend: Backend, pillow_order: PillowOrder) -> Llama4:
     """Read the settings. Raises CheckpointError."""
-    settings = Settings(checkpoint.preprocessor, "the image processor's configuration")
+    settings = checkpoint.image_settings()
     steps = take_steps(
         settings, backend=backend, pillow_order=pillow_order, mean=HALF, std=HALF, rule="llama4", resample=2
     )

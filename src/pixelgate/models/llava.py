@@ -16,7 +16,7 @@ from pixelgate.errors import CheckpointError, ImageRefusedError
 from pixelgate.models.batch import Batch, concatenated
 from pixelgate.models.checkpoint import Checkpoint, Settings
 from pixelgate.models.placeholder import OnePlaceholder
-from pixelgate.models.steps import BOTH, Backend, Steps, refuse_options, take_steps
+from pixelgate.models.steps import BOTH, COMMON_OPTIONS, Backend, Steps, take_steps
 from pixelgate.pixels.kernels import MAX_SIDE, Window
 from pixelgate.pixels.plan import Canvas, ImagePlan, Tiles, View
 from pixelgate.pixels.resample import PillowOrder
@@ -24,6 +24,7 @@ from pixelgate.pixels.tensor import Tensor
 
 MODEL_TYPES = ("llava",)
 PROCESSORS: Mapping[str, tuple[Backend, ...]] = {"CLIPImageProcessor": BOTH, "LlavaImageProcessor": BOTH}
+OPTIONS = ("do_resize", "do_pad", *COMMON_OPTIONS)
 
 
 @dataclass(frozen=True)
@@ -40,12 +41,16 @@ class Llava(OnePlaceholder):
     pixels_name: str = "pixel_values"
     drops_alpha: bool = False
 
-    def plan(self, height: int, width: int, *, images_in_sample: int = 1, **options: Any) -> ImagePlan:
+    def plan(self, height: int, width: int, *, images_in_sample: int = 1) -> ImagePlan:
         """What a picture of this size becomes: always one tile. Raises ImageRefusedError for an extreme ratio."""
-        refuse_options(options)
         pre_pad = square_canvas(height, width, self.steps.affine.mean) if self.pad_to_square else None
         padded = (pre_pad.height, pre_pad.width) if pre_pad else (height, width)
-        resized = shortest_edge_size(*padded, self.shortest_edge)
+        resized = shortest_edge_size(*padded, self.shortest_edge) if self.steps.resizes else padded
+        if resized[0] < self.crop[0] or resized[1] < self.crop[1]:
+            raise ImageRefusedError(
+                f"without do_resize a picture must cover the crop of {self.crop[1]}x{self.crop[0]}; "
+                f"this one is {width}x{height}"
+            )
         if max(resized) > MAX_SIDE:
             raise ImageRefusedError(
                 f"a picture of {width}x{height} is too narrow: it would be resized to {resized[1]}x{resized[0]} before "
@@ -92,8 +97,8 @@ def check_fill(mean: tuple[float, float, float]) -> None:
 
 def from_checkpoint(checkpoint: Checkpoint, *, backend: Backend, pillow_order: PillowOrder) -> Llava:
     """Read the settings; defaults are those of transformers' classes where the checkpoint is silent."""
-    settings = Settings(checkpoint.preprocessor, "the image processor's configuration")
-    steps = take_steps(settings, backend=backend, pillow_order=pillow_order, square=False)
+    settings = checkpoint.image_settings()
+    steps = take_steps(settings, backend=backend, pillow_order=pillow_order, square=False, may_keep_size=True)
     edge = shortest_edge(settings)
     settings.expect("do_center_crop", True)
     crop = settings.size("crop_size", 224)

@@ -17,16 +17,17 @@ from numpy.typing import NDArray
 from pixelgate.errors import CheckpointError
 from pixelgate.models.anyres import Size, best_canvas, take_canvases, tiled_view, unpadded_grid
 from pixelgate.models.batch import Batch, stacked, tiles_and_sizes
-from pixelgate.models.checkpoint import Checkpoint, Settings
+from pixelgate.models.checkpoint import Checkpoint
 from pixelgate.models.llava import Vision, shortest_edge
 from pixelgate.models.placeholder import OnePlaceholder
-from pixelgate.models.steps import BOTH, Backend, Steps, refuse_options, take_steps
+from pixelgate.models.steps import BOTH, COMMON_OPTIONS, Backend, Steps, take_steps
 from pixelgate.pixels.plan import ImagePlan, Tiles, View
 from pixelgate.pixels.resample import PillowOrder
 from pixelgate.pixels.tensor import Tensor
 
 MODEL_TYPES = ("llava_next",)
 PROCESSORS: Mapping[str, tuple[Backend, ...]] = {"LlavaNextImageProcessor": BOTH}
+OPTIONS = COMMON_OPTIONS
 
 
 @dataclass(frozen=True)
@@ -42,9 +43,8 @@ class LlavaNext(OnePlaceholder):
     pixels_name: str = "pixel_values"
     drops_alpha: bool = False
 
-    def plan(self, height: int, width: int, *, images_in_sample: int = 1, **options: Any) -> ImagePlan:
+    def plan(self, height: int, width: int, *, images_in_sample: int = 1) -> ImagePlan:
         """What a picture of this size becomes: a base tile and the tiles of its best canvas."""
-        refuse_options(options)
         canvas = best_canvas(height, width, self.canvases)
         base = View(self.tile, self.steps.resample)
         views = (base, tiled_view(height, width, canvas, self.tile, self.steps.resample))
@@ -75,7 +75,7 @@ def image_size(height: int, width: int) -> Mapping[str, NDArray[Any]]:
 
 def from_checkpoint(checkpoint: Checkpoint, *, backend: Backend, pillow_order: PillowOrder) -> LlavaNext:
     """Read the settings. Raises CheckpointError."""
-    settings = Settings(checkpoint.preprocessor, "the image processor's configuration")
+    settings = checkpoint.image_settings()
     steps = take_steps(settings, backend=backend, pillow_order=pillow_order, square=False)
     edge = shortest_edge(settings)
     crop = settings.size("crop_size", 224)

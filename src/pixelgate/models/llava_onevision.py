@@ -22,13 +22,14 @@ from pixelgate.models.checkpoint import Checkpoint, Settings
 from pixelgate.models.llava import check_fill, drops_class_token, square_canvas
 from pixelgate.models.llava_next import image_size
 from pixelgate.models.placeholder import OnePlaceholder
-from pixelgate.models.steps import BOTH, Backend, Steps, refuse_options, take_steps
+from pixelgate.models.steps import BOTH, COMMON_OPTIONS, Backend, Steps, take_steps
 from pixelgate.pixels.plan import ImagePlan, Tiles, View
 from pixelgate.pixels.resample import PillowOrder
 from pixelgate.pixels.tensor import Tensor
 
 MODEL_TYPES = ("llava_onevision",)
 PROCESSORS: Mapping[str, tuple[Backend, ...]] = {"LlavaOnevisionImageProcessor": BOTH}
+OPTIONS = COMMON_OPTIONS
 SHRINK_ABOVE = 1.1
 
 
@@ -47,9 +48,8 @@ class LlavaOnevision(OnePlaceholder):
     pixels_name: str = "pixel_values"
     drops_alpha: bool = False
 
-    def plan(self, height: int, width: int, *, images_in_sample: int = 1, **options: Any) -> ImagePlan:
+    def plan(self, height: int, width: int, *, images_in_sample: int = 1) -> ImagePlan:
         """What a picture of this size becomes, alone in its sample or one of ``images_in_sample``."""
-        refuse_options(options)
         resample, affine = self.steps.resample, self.steps.affine
         views: tuple[View, ...]
         if images_in_sample > 1:
@@ -88,7 +88,7 @@ class LlavaOnevision(OnePlaceholder):
 
 def from_checkpoint(checkpoint: Checkpoint, *, backend: Backend, pillow_order: PillowOrder) -> LlavaOnevision:
     """Read the settings. Raises CheckpointError."""
-    settings = Settings(checkpoint.preprocessor, "the image processor's configuration")
+    settings = checkpoint.image_settings()
     steps = take_steps(settings, backend=backend, pillow_order=pillow_order)
     tile = settings.size("size", 384)
     if tile[0] != tile[1]:

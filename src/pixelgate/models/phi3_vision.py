@@ -17,15 +17,16 @@ from numpy.typing import NDArray
 
 from pixelgate.errors import ImageRefusedError
 from pixelgate.models.batch import Batch, stacked, tiles_and_sizes
-from pixelgate.models.checkpoint import Checkpoint, Settings
+from pixelgate.models.checkpoint import Checkpoint
 from pixelgate.models.placeholder import OnePlaceholder
-from pixelgate.models.steps import Backend, Steps, refuse_options, take_steps
+from pixelgate.models.steps import Backend, Steps, take_steps
 from pixelgate.pixels.plan import Canvas, FloatView, ImagePlan, Tiles, View
 from pixelgate.pixels.resample import PillowOrder
 from pixelgate.pixels.tensor import Tensor
 
 MODEL_TYPES = ("phi3_v",)
 PROCESSORS: Mapping[str, tuple[Backend, ...]] = {"Phi3VImageProcessor": ("remote",)}
+OPTIONS = ("num_crops",)
 TILE = 336
 ROW_TOKENS = 12  # a tile is 12 rows of 12 tokens, and every row of the picture ends with one more
 WHITE = (255, 255, 255)
@@ -43,9 +44,8 @@ class Phi3Vision(OnePlaceholder):
     pixels_name: str = "pixel_values"
     drops_alpha: bool = False
 
-    def plan(self, height: int, width: int, *, images_in_sample: int = 1, **options: Any) -> ImagePlan:
+    def plan(self, height: int, width: int, *, images_in_sample: int = 1) -> ImagePlan:
         """What a picture of this size becomes. Raises ImageRefusedError when a side would vanish."""
-        refuse_options(options)
         long, short = max(height, width), min(height, width)
         ratio = long / short
         across = 1
@@ -88,7 +88,7 @@ class Phi3Vision(OnePlaceholder):
 
 def from_checkpoint(checkpoint: Checkpoint, *, backend: Backend, pillow_order: PillowOrder) -> Phi3Vision:
     """Read the settings. Raises CheckpointError."""
-    settings = Settings(checkpoint.preprocessor, "the image processor's configuration")
+    settings = checkpoint.image_settings()
     settings.expect("resample", 2)
     steps = take_steps(settings, backend=backend, pillow_order=pillow_order, resample=2)
     crops = settings.count("num_crops", 1, most=256)

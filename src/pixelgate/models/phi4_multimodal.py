@@ -18,9 +18,9 @@ from numpy.typing import NDArray
 
 from pixelgate.errors import CheckpointError, ImageRefusedError
 from pixelgate.models.batch import Batch, filled_up, stacked, tiles_and_sizes
-from pixelgate.models.checkpoint import Checkpoint, Settings
+from pixelgate.models.checkpoint import Checkpoint
 from pixelgate.models.placeholder import OnePlaceholder
-from pixelgate.models.steps import HALF, Backend, Steps, refuse_options, take_steps
+from pixelgate.models.steps import HALF, Backend, Steps, take_steps
 from pixelgate.pixels.plan import Canvas, FloatView, ImagePlan, Tiles, View
 from pixelgate.pixels.resample import PillowOrder
 from pixelgate.pixels.tensor import Tensor
@@ -30,6 +30,7 @@ PROCESSORS: Mapping[str, tuple[Backend, ...]] = {
     "Phi4MultimodalImageProcessor": ("torchvision",),
     "Phi4MMImageProcessor": ("remote",),
 }
+OPTIONS = ("dynamic_hd",)
 WHITE = (255, 255, 255)
 IMAGE_TOKEN_ID = 200010
 SIDE = 32  # patches of a tile
@@ -50,9 +51,8 @@ class Phi4Multimodal(OnePlaceholder):
     placeholder_id: int = IMAGE_TOKEN_ID
     placeholder: str = "<|endoftext10|>"
 
-    def plan(self, height: int, width: int, *, images_in_sample: int = 1, **options: Any) -> ImagePlan:
+    def plan(self, height: int, width: int, *, images_in_sample: int = 1) -> ImagePlan:
         """What a picture of this size becomes. Raises ImageRefusedError when a side would be under 10 pixels."""
-        refuse_options(options)
         columns, rows = self._grid(height, width)
         canvas_height, canvas_width = rows * self.tile, columns * self.tile
         across, down = canvas_width / width, canvas_height / height
@@ -145,7 +145,7 @@ def grids(most: int) -> tuple[tuple[int, int], ...]:
 
 def from_checkpoint(checkpoint: Checkpoint, *, backend: Backend, pillow_order: PillowOrder) -> Phi4Multimodal:
     """Read the settings. Raises CheckpointError."""
-    settings = Settings(checkpoint.preprocessor, "the image processor's configuration")
+    settings = checkpoint.image_settings()
     settings.expect("resample", 3)  # of the first tile; the others are always bilinear
     steps = take_steps(settings, backend=backend, pillow_order=pillow_order, mean=HALF, std=HALF, resample=2)
     tile, patch = settings.size("size", 448), settings.count("patch_size", 14)

@@ -18,13 +18,14 @@ from numpy.typing import NDArray
 from pixelgate.errors import CheckpointError, ImageRefusedError
 from pixelgate.models.batch import Batch, padded
 from pixelgate.models.checkpoint import Checkpoint, Settings
-from pixelgate.models.steps import BOTH, Backend, Steps, refuse_options, take_steps
+from pixelgate.models.steps import BOTH, COMMON_OPTIONS, Backend, Steps, take_steps
 from pixelgate.pixels.plan import ImagePlan, Tiles, View
 from pixelgate.pixels.resample import PillowOrder
 from pixelgate.pixels.tensor import Tensor
 
 MODEL_TYPES = ("llava", "pixtral", "mistral3")
 PROCESSORS: Mapping[str, tuple[Backend, ...]] = {"PixtralImageProcessor": BOTH}
+OPTIONS = ("size", "do_resize", *COMMON_OPTIONS)
 
 
 @dataclass(frozen=True)
@@ -46,17 +47,20 @@ class Pixtral:
         """The token that receives an embedding."""
         return self.placeholder
 
-    def plan(self, height: int, width: int, *, images_in_sample: int = 1, **options: Any) -> ImagePlan:
+    def plan(self, height: int, width: int, *, images_in_sample: int = 1) -> ImagePlan:
         """What a picture of this size becomes. Raises ImageRefusedError when a side would vanish."""
-        refuse_options(options)
         ratio = max(height / self.longest_edge, width / self.longest_edge)
         kept_height, kept_width = height, width
-        if ratio > 1:
+        if self.steps.resizes and ratio > 1:
             kept_height, kept_width = math.floor(height / ratio), math.floor(width / ratio)
         if not kept_height or not kept_width:
             raise ImageRefusedError(f"a picture of {width}x{height} is too narrow: nothing of it would be left")
         rows, columns = (kept_height - 1) // self.patch + 1, (kept_width - 1) // self.patch + 1
         size = rows * self.patch, columns * self.patch
+        if not self.steps.resizes and size != (height, width):
+            raise ImageRefusedError(
+                f"without do_resize the sides of a picture must be multiples of {self.patch}, not {width}x{height}"
+            )
         return ImagePlan(
             height,
             width,
@@ -90,8 +94,8 @@ class Pixtral:
 
 def from_checkpoint(checkpoint: Checkpoint, *, backend: Backend, pillow_order: PillowOrder) -> Pixtral:
     """Read the settings. Raises CheckpointError."""
-    settings = Settings(checkpoint.preprocessor, "the image processor's configuration")
-    steps = take_steps(settings, backend=backend, pillow_order=pillow_order)
+    settings = checkpoint.image_settings()
+    steps = take_steps(settings, backend=backend, pillow_order=pillow_order, may_keep_size=True)
     size = Settings(settings.take("size", dict, {"longest_edge": 1024}), "size of the image processor's configuration")
     longest = size.count("longest_edge")
     size.finish()

@@ -8,27 +8,27 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from pixelgate.errors import CheckpointError, ImageRefusedError, OptionError
+from pixelgate.errors import CheckpointError, ImageRefusedError
 from pixelgate.models.batch import Batch, concatenated
 from pixelgate.models.checkpoint import Checkpoint, Settings
 from pixelgate.models.placeholder import OnePlaceholder
-from pixelgate.models.steps import BOTH, Backend, take_steps
-from pixelgate.pixels.affine import Affine
+from pixelgate.models.steps import BOTH, COMMON_OPTIONS, Backend, Steps, take_steps
 from pixelgate.pixels.plan import ImagePlan, Patches, View
-from pixelgate.pixels.resample import PillowOrder, Resample
+from pixelgate.pixels.resample import PillowOrder
 from pixelgate.pixels.tensor import Tensor
 
 MODEL_TYPES = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl")
 PROCESSORS: Mapping[str, tuple[Backend, ...]] = dict.fromkeys(
     ("Qwen2VLImageProcessor", "Qwen2_5_VLImageProcessor", "Qwen3VLImageProcessor"), BOTH
 )
+OPTIONS = ("min_pixels", "max_pixels", "size", "do_resize", *COMMON_OPTIONS)
 MAX_ASPECT_RATIO = 200
 
 
@@ -39,34 +39,29 @@ class QwenVL(OnePlaceholder):
     patches: Patches
     min_pixels: int
     max_pixels: int
-    resample: Resample
-    affine: Affine
+    steps: Steps
     placeholder_id: int
     placeholder: str = "<|image_pad|>"
     drops_alpha: bool = False
     pixels_name: str = "pixel_values"
-    options: tuple[str, ...] = ("min_pixels", "max_pixels")
 
-    def plan(self, height: int, width: int, *, images_in_sample: int = 1, **options: Any) -> ImagePlan:
-        """What a picture of this size becomes. ``min_pixels`` and ``max_pixels`` override the checkpoint's bounds.
-
-        Raises ImageRefusedError for an aspect ratio above 200, OptionError for an unknown or impossible option.
-        """
-        family = self._with(options) if options else self
-        resized = smart_resize(
-            height,
-            width,
-            factor=self.patches.patch * self.patches.merge,
-            min_pixels=family.min_pixels,
-            max_pixels=family.max_pixels,
-        )
+    def plan(self, height: int, width: int, *, images_in_sample: int = 1) -> ImagePlan:
+        """What a picture of this size becomes. Raises ImageRefusedError for an aspect ratio above 200."""
+        factor, resized = self.patches.patch * self.patches.merge, (height, width)
+        if self.steps.resizes:
+            bounds = {"min_pixels": self.min_pixels, "max_pixels": self.max_pixels}
+            resized = smart_resize(height, width, factor=factor, **bounds)
+        elif height % factor or width % factor:
+            raise ImageRefusedError(
+                f"without do_resize the sides of a picture must be multiples of {factor}, not {width}x{height}"
+            )
         grid = (1, resized[0] // self.patches.patch, resized[1] // self.patches.patch)
         return ImagePlan(
             height=height,
             width=width,
-            views=(View(resized, self.resample),),
+            views=(View(resized, self.steps.resample),),
             layout=self.patches,
-            affine=self.affine,
+            affine=self.steps.affine,
             tokens=grid[1] * grid[2] // self.patches.merge**2,
             grid=grid,
             aux=MappingProxyType({"image_grid_thw": np.array([grid], np.int64)}),
@@ -89,22 +84,6 @@ class QwenVL(OnePlaceholder):
             Tensor("image_grid_thw", "int64", tuple(grids), "batched", keep_on_cpu=True),
             Tensor("patches_per_image", "int64", tuple(rows), "batched"),
         )
-
-    def _with(self, options: dict[str, Any]) -> QwenVL:
-        for name, value in options.items():
-            if name not in self.options:
-                raise OptionError(
-                    f"unknown option {name!r}; this processor knows {', '.join(self.options)}", param=name
-                )
-            if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-                raise OptionError(f"{name} must be a positive number of pixels, not {value!r}", param=name)
-        family = replace(self, **options)
-        if family.min_pixels > family.max_pixels:
-            raise OptionError(
-                f"min_pixels ({family.min_pixels}) is above max_pixels ({family.max_pixels})",
-                param="min_pixels",
-            )
-        return family
 
 
 def smart_resize(height: int, width: int, *, factor: int, min_pixels: int, max_pixels: int) -> tuple[int, int]:
@@ -132,15 +111,17 @@ def smart_resize(height: int, width: int, *, factor: int, min_pixels: int, max_p
 
 def from_checkpoint(checkpoint: Checkpoint, *, backend: Backend, pillow_order: PillowOrder) -> QwenVL:
     """Read the settings; defaults are those of transformers' class where the checkpoint is silent."""
-    source = "the image processor's configuration"
-    settings = Settings(checkpoint.preprocessor, source)
-    steps = take_steps(settings, backend=backend, pillow_order=pillow_order)
+    settings = checkpoint.image_settings()
+    steps = take_steps(settings, backend=backend, pillow_order=pillow_order, may_keep_size=True)
     # a size in the checkpoint is whole, as in transformers: its defaults replace none of its parts
     size = Settings(
-        settings.take("size", dict, {"shortest_edge": 56 * 56, "longest_edge": 28 * 28 * 1280}), f"size of {source}"
+        settings.take("size", dict, {"shortest_edge": 56 * 56, "longest_edge": 28 * 28 * 1280}),
+        "size of the image processor's configuration",
     )
     min_pixels, max_pixels = size.count("shortest_edge"), size.count("longest_edge")
     size.finish()
+    if "size" in checkpoint.options:  # it replaces the older spelling too
+        settings.ignore(*{"min_pixels", "max_pixels"}.difference(checkpoint.options))
     settings.nullable("min_pixels", "max_pixels")
     family = QwenVL(
         patches=Patches(
@@ -151,8 +132,7 @@ def from_checkpoint(checkpoint: Checkpoint, *, backend: Backend, pillow_order: P
         # the older spelling wins over size, as in transformers
         min_pixels=settings.count("min_pixels", min_pixels),
         max_pixels=settings.count("max_pixels", max_pixels),
-        resample=steps.resample,
-        affine=steps.affine,
+        steps=steps,
         placeholder_id=checkpoint.image_token_id,
     )
     settings.finish()

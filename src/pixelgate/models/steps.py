@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
-from pixelgate.errors import CheckpointError, OptionError
+from pixelgate.errors import CheckpointError
 from pixelgate.models.checkpoint import Settings
 from pixelgate.pixels.affine import Affine, Rule
 from pixelgate.pixels.resample import Filter, PillowOrder, Resample, Semantics
@@ -18,6 +17,10 @@ PIL_FILTERS: dict[int, Filter] = {0: "nearest", 1: "lanczos", 2: "bilinear", 3: 
 CLIP_MEAN = (0.48145466, 0.4578275, 0.40821073)
 CLIP_STD = (0.26862954, 0.26130258, 0.27577711)
 HALF = (0.5, 0.5, 0.5)
+NORMALISING = ("image_mean", "image_std", "rescale_factor")
+"""The options of a call that change no size and no byte, only what is made of the bytes."""
+COMMON_OPTIONS = (*NORMALISING, "resample")
+"""The options of a call that mean the same to every processor of transformers' own."""
 
 # names and switches of transformers' own that change no number
 _IGNORED = (
@@ -41,6 +44,7 @@ class Steps:
 
     resample: Resample
     affine: Affine
+    resizes: bool = True
 
 
 def take_steps(
@@ -53,14 +57,17 @@ def take_steps(
     resample: int = 3,
     rule: Rule | None = None,
     square: bool = True,
+    may_keep_size: bool = False,
 ) -> Steps:
     """Read them; ``mean``, ``std`` and ``resample`` are the defaults of transformers' class.
 
     ``rule`` is that of the normalisation, where it is not the backend's; ``square`` is whether a size of one number is
-    that of a square. Raises CheckpointError.
+    that of a square, and ``may_keep_size`` whether the family knows what to do without ``do_resize``.
+    Raises CheckpointError.
     """
-    for switch in ("do_resize", "do_rescale", "do_normalize", "do_convert_rgb"):
-        settings.expect(switch, True)
+    resizes = settings.switch("do_resize") if may_keep_size else True
+    for name in ("do_resize", "do_rescale", "do_normalize", "do_convert_rgb"):
+        settings.expect(name, True)
     # it decides what a size that is a single number means
     if settings.is_number("size"):
         settings.expect("default_to_square", square)
@@ -80,10 +87,4 @@ def take_steps(
     )
     if not (0 < affine.rescale_factor < math.inf and all(affine.std)):
         raise CheckpointError("rescale_factor must be positive, and image_std must not be zero")
-    return Steps(chosen, affine)
-
-
-def refuse_options(options: Mapping[str, Any]) -> None:
-    """For families whose processing has no option."""
-    for name in options:
-        raise OptionError(f"unknown option {name!r}; this processor has none", param=name)
+    return Steps(chosen, affine, resizes)
