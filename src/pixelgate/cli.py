@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import asyncio
 import json
 import re
 import sys
@@ -62,6 +63,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     parity.add_argument("checkpoint", help="directory with the checkpoint's configuration")
     parity.add_argument("images", nargs="+", metavar="IMAGE", help="pictures, given to both as Pillow opens them")
+    parity.add_argument("--engine", metavar="URL", help="compare with a running vLLM instead: its /render, over HTTP")
     _processor_flags(parity)
     parity.set_defaults(run=_parity)
 
@@ -72,6 +74,9 @@ def _parser() -> argparse.ArgumentParser:
     )
     serve.add_argument("--name", default="", help="the model's name for clients (default: the directory's)")
     _options_flag(serve)
+    serve.add_argument(
+        "--trust-request-mm-kwargs", action="store_true", default=None, help="let requests set mm_processor_kwargs"
+    )
     serve.add_argument("--config", metavar="pixelgate.toml", help="a file instead of CHECKPOINT and --engine")
     serve.add_argument("--host", help="address to listen on (default: 127.0.0.1)")
     serve.add_argument("--port", type=int, help="port to listen on (default: 8080)")
@@ -167,19 +172,30 @@ def _tokens(parsed: argparse.Namespace) -> None:
 
 
 def _parity(parsed: argparse.Namespace) -> int:
-    from pixelgate.parity import against_transformers
+    from pixelgate.parity import against_engine, against_transformers
 
-    verdicts = against_transformers(_processor(parsed), parsed.images)
+    if parsed.engine:
+        with _gateway_installed():
+            verdicts = asyncio.run(against_engine(_processor(parsed), parsed.images, parsed.engine))
+    else:
+        verdicts = against_transformers(_processor(parsed), parsed.images)
     for verdict in verdicts:
         print(f"{'equal    ' if verdict.equal else 'NOT EQUAL'}  {verdict.name}  {verdict.words}")
     return 0 if all(verdict.equal for verdict in verdicts) else 1
 
 
-def _serve(parsed: argparse.Namespace) -> None:
+@contextmanager
+def _gateway_installed() -> Iterator[None]:
+    """Say what to install where an import inside fails."""
     try:
-        from pixelgate.gateway.serve import run
+        yield
     except ImportError as failure:
-        raise ConfigError(f"the gateway needs {failure.name}: pip install 'pixelgate[gateway]'") from None
+        raise ConfigError(f"this needs {failure.name}: pip install 'pixelgate[gateway]'") from None
+
+
+def _serve(parsed: argparse.Namespace) -> None:
+    with _gateway_installed():
+        from pixelgate.gateway.serve import run
     run(_settings(parsed))
 
 
@@ -199,7 +215,8 @@ def _settings(parsed: argparse.Namespace) -> GatewaySettings:
         settings = GatewaySettings(models=(model,))
     else:
         raise ConfigError("give a checkpoint directory with --engine URL, or --config FILE")
-    given = {name: getattr(parsed, name) for name in ("host", "port") if getattr(parsed, name) is not None}
+    flags = ("host", "port", "trust_request_mm_kwargs")
+    given = {name: getattr(parsed, name) for name in flags if getattr(parsed, name) is not None}
     return replace(settings, **given)
 
 

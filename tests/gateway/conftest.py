@@ -47,6 +47,7 @@ async def house():
                 media=MediaPolicy(max_images=4, allow_private=("127.0.0.1",), max_bytes=4 << 20),
                 max_body_bytes=8 << 20,
                 max_tensor_bytes=20 << 20,
+                trust_request_mm_kwargs=True,
             )
         )
         yield House(running, engines)

@@ -6,7 +6,7 @@ import asyncio
 import re
 
 import pytest
-from running import PATH, error_of, image, picture, text
+from running import PATH, error_of, gateway, image, picture, strict_engine, text
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -25,6 +25,14 @@ async def test_a_picture_that_is_not_there(house, host):
         "code": "image_fetch_failed",
     }
     assert len(house.engines["demo"].requests) == before
+
+
+async def test_options_are_not_taken_from_strangers():
+    async with strict_engine() as engine, gateway(engine.url) as running:
+        response = await running.ask([image(picture(56, 56))], mm_processor_kwargs={"max_pixels": 5000})
+    assert response.status_code == 400
+    assert error_of(response)["param"] == "mm_processor_kwargs"
+    assert "--trust-request-mm-kwargs" in error_of(response)["message"]
 
 
 @pytest.mark.parametrize(

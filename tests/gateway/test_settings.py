@@ -86,6 +86,7 @@ def test_defaults(written):
         (b"\xff", "is not valid TOML"),
         ('[model]\ncheckpoint = "a"', r"models are written as \[\[model\]\] tables"),
         (ONE + "mm_processor_kwargs = 3", r"mm_processor_kwargs in \[\[model\]\] must be a table"),
+        (ONE.replace("[[", "trust_request_mm_kwargs = 1\n[["), "trust_request_mm_kwargs .* must be true or false"),
         ("model = 3", r"models are written as \[\[model\]\] tables"),
         ("models = []\n" + ONE, r"models are written as \[\[model\]\] tables"),
         ("model = [3]", r"\[\[model\]\] must be a table"),
@@ -143,7 +144,7 @@ def test_a_file_that_is_not_there(tmp_path):
 
 def test_every_setting_has_a_type_that_is_checked_somewhere():
     """A new setting of another type would pass unchecked: its type belongs into ``_misfit``, or its class checks it."""
-    checked = {"int", "float", "str", "tuple[str, ...]", "dict[str, Any]"}
+    checked = {"int", "float", "bool", "str", "tuple[str, ...]", "dict[str, Any]"}
     by_their_class = {"models", "media", "backend", "rgb"}
     for kind in (GatewaySettings, ModelSettings, MediaPolicy):
         assert {f.name for f in fields(kind) if f.type not in checked} <= by_their_class

@@ -87,9 +87,14 @@ class Picture:
     hash: str
 
 
-def configured(processor: Processor, request: ChatRequest, facts: EngineFacts) -> Processor:
+def configured(processor: Processor, request: ChatRequest, facts: EngineFacts, *, trusted: bool) -> Processor:
     """The model's processor with the options of a request. Raises OptionError."""
     options = request.mm_processor_kwargs or {}
+    if options and not trusted:
+        raise OptionError(
+            "mm_processor_kwargs are not taken from requests unless the gateway runs with --trust-request-mm-kwargs",
+            param="mm_processor_kwargs",
+        )
     if facts.pixel_dtype == "uint8" and (fixed := sorted({*NORMALISING} & {*options})):
         raise OptionError(f"{fixed[0]} cannot be changed: the engine normalises the pixels itself", param=fixed[0])
     return processor.with_options(**options)

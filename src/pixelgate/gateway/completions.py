@@ -123,7 +123,9 @@ class ChatCompletions:
             known = ", ".join(self._models)
             raise ModelNotFoundError(f"this gateway does not serve that model; it serves {known}", param="model")
         facts = self._facts[model.name]
-        return Chat(own_id, parsed, model, facts, exchange.phases, configured(model.processor, parsed, facts))
+        trusted = self._services.settings.trust_request_mm_kwargs
+        processor = configured(model.processor, parsed, facts, trusted=trusted)
+        return Chat(own_id, parsed, model, facts, exchange.phases, processor)
 
     async def _complete(self, chat: Chat, exchange: Exchange) -> int:
         request = await prepare(chat, self._services)

@@ -52,6 +52,9 @@ class GatewaySettings:
     max_tensor_bytes: int = 1024 * MIB
     """Largest pixel tensors of one request together, known from the headers before any pixel is decoded."""
 
+    trust_request_mm_kwargs: bool = False
+    """Whether a request may set options of the processor, and with them how much work a picture makes."""
+
     workers: int = field(default_factory=lambda: len(os.sched_getaffinity(0)))
     """Threads that decode and preprocess pictures. Default: the cores this process may use."""
 
@@ -133,6 +136,8 @@ def _misfit(kind: str, value: Any) -> str | None:
             return "a whole number"
         case "float" if not isinstance(value, int | float) or isinstance(value, bool):
             return "a number"
+        case "bool" if not isinstance(value, bool):
+            return "true or false"
         case "str" if not isinstance(value, str):
             return "a string"
         case "dict[str, Any]" if not isinstance(value, dict):
