@@ -43,6 +43,7 @@ ci-full: lint test $(VENV)/peer.stamp
 	$(VENV)/peer/bin/python tests/goldens/make.py --out build/goldens
 	$(BIN)/python tests/goldens/compare.py build/goldens tests/goldens/data
 	$(VENV)/peer/bin/python tests/goldens/random_resize.py
+	$(VENV)/peer/bin/python tests/goldens/random_sizes.py --count 300
 	for family in llava15_clip llava_next llava_onevision mistral3 qwen2_5_vl; do for backend in torchvision pil; do \
 		$(VENV)/peer/bin/pixelgate parity tests/goldens/checkpoints/$$family src/pixelgate/demo/receipt.jpg \
 			--backend $$backend || exit 1; done; done

@@ -1,19 +1,24 @@
-"""Our arrays beside those of the checkpoint's own transformers processor, where transformers is installed."""
+"""Our arrays beside those of the checkpoint's own processor, in an installed transformers or in a running vLLM."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import PIL.Image
 from numpy.typing import NDArray
 
 from pixelgate.errors import ConfigError, MediaError
+from pixelgate.media.decode import read_path
 from pixelgate.models.pixtral import Pixtral
+from pixelgate.pixels.plan import ImagePlan
 from pixelgate.processor import Processor
+
+if TYPE_CHECKING:
+    from pixelgate.engines.render import Rendered
 
 
 @dataclass(frozen=True)
@@ -36,15 +41,57 @@ def against_transformers(processor: Processor, images: Sequence[str | Path]) -> 
     return list(compare(ours, {name: _array(value) for name, value in expected.items()}))
 
 
-def compare(ours: Mapping[str, NDArray[Any]], theirs: Mapping[str, NDArray[Any]]) -> Iterator[Verdict]:
+async def against_engine(processor: Processor, images: Sequence[str | Path], url: str) -> list[Verdict]:
+    """Compare with what the vLLM at ``url`` would feed its model, one picture at a time. Raises EngineError."""
+    from pixelgate.engines.render import render
+
+    verdicts = []
+    for number, image in enumerate(images):
+        data = read_path(image, processor.policy)
+        theirs = await render(url, data, processor.checkpoint.options)
+        dtype = theirs.arrays[processor.family.pixels_name].dtype.name if theirs.arrays else None
+        plan, ours = _item(processor, data, dtype)
+        name = f"[{number}] " if len(images) > 1 else ""
+        for verdict in (_tokens(processor, plan, theirs), *compare(ours, theirs.arrays, "the engine")):
+            verdicts.append(Verdict(name + verdict.name, verdict.equal, verdict.words))
+    return verdicts
+
+
+def _tokens(processor: Processor, plan: ImagePlan, theirs: Rendered) -> Verdict:
+    """Whether the picture takes as many tokens, and of them as many embeddings, in the engine's prompt."""
+    inside = theirs.token_ids[theirs.span.offset :][: theirs.span.length]
+    found = theirs.span.length, inside.count(processor.family.placeholder_id)
+    expected = sum(count for _, count in processor.family.expansion(plan)), plan.tokens
+    words = "{} in the prompt, {} of them embedded"
+    if found == expected:
+        return Verdict("tokens", True, words.format(*expected))
+    return Verdict("tokens", False, f"{words.format(*expected)}, but {words.format(*found)} in the engine")
+
+
+def _item(processor: Processor, data: bytes, dtype: str | None) -> tuple[ImagePlan, dict[str, NDArray[Any]]]:
+    """One picture as its plan and as an engine's item: batched tensors without the dimension that counts pictures."""
+    inputs = processor(data, dtype=dtype)
+    pixels = inputs.per_image(0)[processor.family.pixels_name]
+    tensors = processor.family.tensors(inputs.plans, [pixels])
+    counted = {tensor.sizes for tensor in tensors}  # an item alone needs no sizes to be cut by
+    return inputs.plans[0], {
+        tensor.name: tensor.parts[0][0] if tensor.field == "batched" else tensor.parts[0]
+        for tensor in tensors
+        if tensor.name not in counted
+    }
+
+
+def compare(
+    ours: Mapping[str, NDArray[Any]], theirs: Mapping[str, NDArray[Any]], other_side: str = "transformers"
+) -> Iterator[Verdict]:
     """One verdict for each name of either side, on bytes."""
     for name in dict.fromkeys([*theirs, *ours]):
         if name not in ours or name not in theirs:
-            yield Verdict(name, False, "is made by " + ("pixelgate alone" if name in ours else "transformers alone"))
+            yield Verdict(name, False, "is made by " + ("pixelgate alone" if name in ours else f"{other_side} alone"))
             continue
         mine, other = ours[name], theirs[name]
         if (mine.dtype, mine.shape) != (other.dtype, other.shape):
-            yield Verdict(name, False, f"is {_described(mine)}, but {_described(other)} in transformers")
+            yield Verdict(name, False, f"is {_described(mine)}, but {_described(other)} in {other_side}")
             continue
         wrong = _bits(mine) != _bits(other)
         yield Verdict(name, not wrong.any(), _difference(mine, other, wrong) if wrong.any() else _described(mine))

@@ -161,6 +161,11 @@ def test_an_unknown_model_type_names_what_is_supported(altered):
     assert {"llama4", "llava", "llava_next", "llava_onevision", "mistral3", "pixtral"} < set(supported())
 
 
+def test_pixtrals_patch_may_be_that_of_a_token(altered):
+    family = family_of("mistral3")
+    assert family_of(altered("preprocessor_config.json", of="mistral3", patch_size=28)) == family
+
+
 def test_an_image_processor_of_another_model_is_refused(altered):
     with pytest.raises(CheckpointError, match="CLIPImageProcessor, LlavaImageProcessor, PixtralImageProcessor"):
         family_of(altered(of="llava15_clip", image_processor_type="ViTImageProcessor"))

@@ -105,7 +105,7 @@ def from_checkpoint(checkpoint: Checkpoint, *, backend: Backend, pillow_order: P
     processor = Settings(checkpoint.processor, "processor_config.json")
     merge = processor.count("spatial_merge_size", 1)
     patch = processor.count("patch_size", 16)
-    if own != (patch, patch):
+    if own not in ((patch, patch), (patch * merge, patch * merge)):  # of a patch, or of what a token covers
         raise CheckpointError(
             f"patch_size is {own} in the image processor's configuration, but {patch} in the processor's"
         )
