@@ -65,6 +65,15 @@ def test_options_that_are_no_object_are_refused(capsys):
         assert "a JSON object is needed" in capsys.readouterr().err
 
 
+def test_pictures_may_follow_options(capsys):
+    assert cli.main(["tokens", CHECKPOINT, "--backend", "pil", PHOTO, TALL]) == 0
+    assert [line.split("\t")[1] for line in capsys.readouterr().out.splitlines()] == [PHOTO, TALL]
+    for wrong in (["tokens", CHECKPOINT, "--sizes", "9x9"], ["demo", PHOTO, TALL]):
+        with pytest.raises(SystemExit):
+            cli.main(wrong)
+        assert "unrecognized arguments" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run a command; 0 on success, 1 with a message on standard error for what pixelgate refuses."""
-    parsed = _parser().parse_args(arguments)
+    parsed = _parsed(_parser(), arguments)
     try:
         return parsed.run(parsed) or 0
     except PixelgateError as error:
@@ -36,6 +36,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 1
     except KeyboardInterrupt:
         return 130
+
+
+def _parsed(parser: argparse.ArgumentParser, arguments: Sequence[str] | None) -> argparse.Namespace:
+    """argparse takes no pictures after an option if it could have taken none before it."""
+    parsed, left = parser.parse_known_args(arguments)
+    if left and (not hasattr(parsed, "images") or any(argument.startswith("-") for argument in left)):
+        parser.error(f"unrecognized arguments: {' '.join(left)}")
+    if left:
+        parsed.images += left
+    return parsed
 
 
 def _parser() -> argparse.ArgumentParser:

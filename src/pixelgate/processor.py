@@ -65,7 +65,10 @@ class ImageInputs(Mapping[str, NDArray[Any]]):
         return f"ImageInputs({arrays}; {len(self.plans)} images, {sum(self.token_counts)} tokens)"
 
     def per_image(self, index: int) -> dict[str, NDArray[Any]]:
-        """Image ``index``'s share of every array, without gaps: views, not copies."""
+        """Image ``index``'s share of every array, without gaps: views, not copies.
+
+        Shapes are those that the image has alone: [patches, elements], or [tiles, 3, height, width].
+        """
         return dict(self._parts[index])
 
 
