@@ -56,7 +56,7 @@ $(VENV)/runtime.stamp: $(SOURCES)
 	@echo "installing into $(VENV); the first time this takes a while"
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --upgrade 'pip>=25.1'
-	$(BIN)/python -m pip install --quiet --editable '.[gateway,reader,fast]'
+	$(BIN)/python -m pip install --quiet --editable '.[gateway,reader,fast,hub]'
 	touch $@
 
 $(VENV)/dev.stamp: $(VENV)/runtime.stamp

@@ -87,7 +87,10 @@ def test_pictures_may_follow_options(capsys):
         (["tokens", "nowhere", PHOTO], "nowhere is not a directory"),
         (["process", CHECKPOINT, PHOTO, "-o", "/nowhere/out.npz"], "cannot be written"),
         (["process", CHECKPOINT, str(golden.COMMITTED / "index.json"), "-o", "x.npz"], "not a picture"),
-        (["serve"], "give a checkpoint directory"),
+        (["tokens", CHECKPOINT, "--size", "9x9", "--revision", "v1"], "revision 'v1' goes with a hub id"),
+        (["serve", str(DEMO_CHECKPOINT), "--engine", "local:reader", "--revision", "v1"], "goes with a hub id"),
+        (["serve", "--revision", "v1", "--config", "x.toml"], "not both"),
+        (["serve"], "give a checkpoint"),
         (["serve", CHECKPOINT], "at least one engine"),
         (["serve", CHECKPOINT, "--engine", "http://x"], "chat template"),
         (["serve", str(DEMO_CHECKPOINT), "--engine", "http://x"], "not an engine address"),
@@ -122,6 +125,8 @@ def test_serve_takes_flags_and_files(monkeypatch, tmp_path):
     flags = ["--engine", url, "--mm-processor-kwargs", '{"max_pixels": 5000}']
     assert cli.main(["serve", CHECKPOINT, *flags]) == 0
     assert seen[3].models[0].mm_processor_kwargs == {"max_pixels": 5000}
+    assert cli.main(["serve", "a/b", "--revision", "v1", "--engine", url]) == 0
+    assert (seen[4].models[0].checkpoint, seen[4].models[0].revision, seen[4].models[0].name) == ("a/b", "v1", "a/b")
 
 
 @pytest.mark.parametrize(("command", "extra"), [("serve", "gateway"), ("demo", "gateway,reader")])

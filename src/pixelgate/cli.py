@@ -1,4 +1,4 @@
-"""The command line: pixelgate process | tokens | serve | demo."""
+"""The command line: pixelgate process | tokens | parity | serve | demo."""
 
 from __future__ import annotations
 
@@ -22,6 +22,9 @@ from pixelgate.processor import ImageInputs, Processor, load
 
 if TYPE_CHECKING:
     from pixelgate.gateway.settings import GatewaySettings
+
+_CHECKPOINT = "the checkpoint: a directory, or an id on the Hugging Face hub"
+_REVISION = "branch, tag or commit of a hub id (default: the main branch)"
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -54,7 +57,7 @@ def _parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
 
     process = commands.add_parser("process", help="write a checkpoint's input arrays for pictures to an .npz file")
-    process.add_argument("checkpoint", help="directory with the checkpoint's configuration")
+    process.add_argument("checkpoint", help=_CHECKPOINT)
     process.add_argument("images", nargs="+", metavar="IMAGE", help="picture files, in the order of the arrays")
     process.add_argument("-o", "--output", required=True, metavar="OUT.npz", help="where to write the arrays")
     process.add_argument("--dtype", choices=list(NUMPY_DTYPES), help="default: what transformers returns")
@@ -62,7 +65,7 @@ def _parser() -> argparse.ArgumentParser:
     process.set_defaults(run=_process)
 
     tokens = commands.add_parser("tokens", help="count the prompt tokens of pictures, from their headers alone")
-    tokens.add_argument("checkpoint", help="directory with the checkpoint's configuration")
+    tokens.add_argument("checkpoint", help=_CHECKPOINT)
     tokens.add_argument("images", nargs="*", metavar="IMAGE")
     tokens.add_argument("--size", action="append", default=[], metavar="WxH", help="a size instead of a picture")
     _processor_flags(tokens)
@@ -71,18 +74,19 @@ def _parser() -> argparse.ArgumentParser:
     parity = commands.add_parser(
         "parity", help="compare with the checkpoint's own processor, in installed transformers"
     )
-    parity.add_argument("checkpoint", help="directory with the checkpoint's configuration")
+    parity.add_argument("checkpoint", help=_CHECKPOINT)
     parity.add_argument("images", nargs="+", metavar="IMAGE", help="pictures, given to both as Pillow opens them")
     parity.add_argument("--engine", metavar="URL", help="compare with a running vLLM instead: its /render, over HTTP")
     _processor_flags(parity)
     parity.set_defaults(run=_parity)
 
     serve = commands.add_parser("serve", help="run the gateway in front of engines")
-    serve.add_argument("checkpoint", nargs="?", help="directory with the checkpoint's configuration and tokenizer")
+    serve.add_argument("checkpoint", nargs="?", help=_CHECKPOINT)
+    serve.add_argument("--revision", help=_REVISION)
     serve.add_argument(
         "--engine", action="append", default=[], metavar="URL", help="vllm+grpc://HOST:PORT, local:reader"
     )
-    serve.add_argument("--name", default="", help="the model's name for clients (default: the directory's)")
+    serve.add_argument("--name", default="", help="the model's name for clients (default: the directory's, or the id)")
     _options_flag(serve)
     serve.add_argument(
         "--trust-request-mm-kwargs", action="store_true", default=None, help="let requests set mm_processor_kwargs"
@@ -99,6 +103,7 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _processor_flags(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--revision", help=_REVISION)
     parser.add_argument(
         "--backend", choices=list(get_args(Backend)), help="whose numbers (default: the first there is)"
     )
@@ -127,7 +132,7 @@ def _options(text: str) -> dict[str, Any]:
 
 
 def _processor(parsed: argparse.Namespace) -> Processor:
-    processor = load(parsed.checkpoint, backend=parsed.backend, rgb=parsed.rgb)
+    processor = load(parsed.checkpoint, revision=parsed.revision, backend=parsed.backend, rgb=parsed.rgb)
     return processor.with_options(**parsed.mm_processor_kwargs)
 
 
@@ -214,17 +219,22 @@ def _settings(parsed: argparse.Namespace) -> GatewaySettings:
 
     from pixelgate.gateway.settings import GatewaySettings, ModelSettings, read
 
-    if parsed.config and (parsed.checkpoint or parsed.engine or parsed.name or parsed.mm_processor_kwargs):
+    of_a_model = (parsed.checkpoint, parsed.revision, parsed.engine, parsed.name, parsed.mm_processor_kwargs)
+    if parsed.config and any(of_a_model):
         raise ConfigError("give either --config or a checkpoint with its own flags, not both")
     if parsed.config:
         settings = read(parsed.config)
     elif parsed.checkpoint:
         model = ModelSettings(
-            parsed.checkpoint, tuple(parsed.engine), parsed.name, mm_processor_kwargs=parsed.mm_processor_kwargs
+            parsed.checkpoint,
+            tuple(parsed.engine),
+            parsed.name,
+            revision=parsed.revision,
+            mm_processor_kwargs=parsed.mm_processor_kwargs,
         )
         settings = GatewaySettings(models=(model,))
     else:
-        raise ConfigError("give a checkpoint directory with --engine URL, or --config FILE")
+        raise ConfigError("give a checkpoint, a directory or hub id, with --engine URL, or --config FILE")
     flags = ("host", "port", "trust_request_mm_kwargs")
     given = {name: getattr(parsed, name) for name in flags if getattr(parsed, name) is not None}
     return replace(settings, **given)

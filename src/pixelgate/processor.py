@@ -21,6 +21,7 @@ from pixelgate.media import fast
 from pixelgate.media.policy import MediaPolicy
 from pixelgate.models import checkpoint as checkpoints
 from pixelgate.models import family as families
+from pixelgate.models import hub
 from pixelgate.models.batch import Batch
 from pixelgate.models.checkpoint import Checkpoint
 from pixelgate.models.family import Family
@@ -218,15 +219,18 @@ def refuse_uint8(plan: ImagePlan, batch: Batch) -> None:
 
 
 def load(
-    path: str | Path,
+    checkpoint: str | Path,
     *,
+    revision: str | None = None,
     backend: Backend | None = None,
     pillow_order: PillowOrder = "13",
     rgb: Rgb = "pixelgate",
     policy: MediaPolicy | None = None,
 ) -> Processor:
-    """The image processor of the checkpoint directory ``path``; its weights are not needed.
+    """The image processor of a checkpoint: a directory, or an id on the Hugging Face hub, at a branch, tag or commit.
 
+    Its weights are not needed. A string that names a directory is never taken for an id. Of an id the small files are
+    downloaded to huggingface_hub's cache (extra ``hub``); ``revision`` None is the main branch.
     ``backend`` names the transformers backend whose numbers to reproduce, "torchvision" or "pil", or "remote" for code
     that a checkpoint brings along (Phi); None is "torchvision" where there is a choice. ``pillow_order`` is the Pillow
     release whose pass order pil and remote follow: "13", "12.2" (12.2 and 12.3) or "12.1" (and older).
@@ -241,10 +245,10 @@ def load(
     ):
         if value is not None and value not in get_args(allowed):
             raise OptionError(f"{name} must be one of {', '.join(get_args(allowed))}, not {value!r}", param=name)
-    checkpoint = checkpoints.read(path)
-    chosen = families.choose_backend(checkpoint, backend)
-    family = families.from_checkpoint(checkpoint, backend=chosen, pillow_order=pillow_order)
-    return Processor(checkpoint, family, chosen, pillow_order, replace(policy or MediaPolicy(), rgb=rgb))
+    settings = checkpoints.read(hub.find(checkpoint, revision))
+    chosen = families.choose_backend(settings, backend)
+    family = families.from_checkpoint(settings, backend=chosen, pillow_order=pillow_order)
+    return Processor(settings, family, chosen, pillow_order, replace(policy or MediaPolicy(), rgb=rgb))
 
 
 def decode(

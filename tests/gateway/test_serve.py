@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import re
 import signal
 import socket
@@ -14,6 +15,7 @@ import httpx
 import pytest
 from running import PATH, strict_engine
 
+import hub_mirror
 from pixelgate.demo import CHECKPOINT
 from pixelgate.errors import ConfigError
 from pixelgate.gateway import serve
@@ -21,13 +23,15 @@ from pixelgate.gateway.settings import GatewaySettings, ModelSettings
 
 
 @asynccontextmanager
-async def process(url, port=0, wait_for=None):
+async def process(url, port=0, wait_for=None, checkpoint=(str(CHECKPOINT),), **environment):
     """`pixelgate serve` as (process, its port, the log so far), once it listens or has logged ``wait_for``."""
-    command = (sys.executable, "-m", "pixelgate.cli", "serve", str(CHECKPOINT), "--engine", url, "--port", str(port))
+    command = (sys.executable, "-m", "pixelgate.cli", "serve", *checkpoint, "--engine", url, "--port", str(port))
     # background jobs of a shell ignore SIGINT, and their children inherit that; a handler is not inherited
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
-        running = await asyncio.create_subprocess_exec(*command, stderr=asyncio.subprocess.PIPE)
+        running = await asyncio.create_subprocess_exec(
+            *command, stderr=asyncio.subprocess.PIPE, env={**os.environ, **environment}
+        )
     finally:
         signal.signal(signal.SIGINT, before)
     log, port = [], 0
@@ -60,6 +64,29 @@ async def test_a_signal_ends_it_when_the_answers_are_complete():
         assert await running.wait() == 0
         assert "Traceback" not in log
         assert engine.cancelled == []
+
+
+async def test_a_hub_id_is_also_the_models_name(tmp_path):
+    with hub_mirror.running() as mirror:
+        mirror.add("a/b", {file.name: file.read_bytes() for file in CHECKPOINT.iterdir()}, "v1")
+        checkpoint = ("a/b", "--revision", "v1")
+        hub = {"HF_ENDPOINT": mirror.url, "HF_HOME": str(tmp_path)}
+        async with (
+            strict_engine() as engine,
+            process(engine.url, checkpoint=checkpoint, **hub) as (_, port, _log),
+            httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", timeout=20) as client,
+        ):
+            assert [model["id"] for model in (await client.get("/v1/models")).json()["data"]] == ["a/b"]
+            body = {"model": "a/b", "messages": [{"role": "user", "content": "x"}]}
+            assert (await client.post(PATH, json=body)).status_code == 200
+
+
+async def test_a_hub_without_the_model_ends_the_start(tmp_path):
+    with hub_mirror.running() as mirror:
+        hub = {"HF_ENDPOINT": mirror.url, "HF_HOME": str(tmp_path)}
+        async with process("local:reader", checkpoint=("a/b",), **hub) as (running, _, log):
+            assert await running.wait() == 1
+    assert log[-1].startswith("pixelgate: there is no directory a/b here, and no such model on the hub")
 
 
 async def test_a_port_that_is_taken():

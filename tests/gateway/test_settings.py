@@ -49,12 +49,23 @@ def test_everything_can_be_said(written):
             [[model]]
             checkpoint = "/models/qwen"
             engines = ["local:reader"]
+
+            [[model]]
+            checkpoint = "Qwen/Qwen2.5-VL-7B-Instruct"
+            revision = "main"
+            engines = ["vllm+grpc://c:1"]
         """)
     )
     assert settings == GatewaySettings(
         models=(
             ModelSettings("/models/qwen", ("vllm+grpc://a:1", "vllm+grpc://b:1"), "first", "pil"),
             ModelSettings("/models/qwen", ("local:reader",), "qwen"),
+            ModelSettings(
+                "Qwen/Qwen2.5-VL-7B-Instruct",
+                ("vllm+grpc://c:1",),
+                "Qwen/Qwen2.5-VL-7B-Instruct",
+                revision="main",
+            ),
         ),
         host="0.0.0.0",
         port=9000,
@@ -76,6 +87,13 @@ def test_defaults(written):
     assert settings.host == "127.0.0.1"  # nobody is served from outside without having been asked
     assert settings.workers == len(os.sched_getaffinity(0))
     assert settings.media == MediaPolicy()
+
+
+def test_a_model_is_called_by_its_id_or_by_its_directory(tmp_path, monkeypatch):
+    assert ModelSettings("a/b", ("local:reader",)).name == "a/b"
+    (tmp_path / "a" / "b").mkdir(parents=True)
+    monkeypatch.chdir(tmp_path)
+    assert ModelSettings("a/b", ("local:reader",)).name == "b"
 
 
 @pytest.mark.parametrize(
@@ -106,6 +124,7 @@ def test_defaults(written):
         ('[[model]]\ncheckpoint = 1\nengines = ["b"]', r"checkpoint in \[\[model\]\] must be a string, not 1"),
         (ONE + 'backend = "torch"', "backend must be one of torchvision, pil, remote, not 'torch'"),
         (ONE + "backend = []", r"backend must be one of torchvision, pil, remote, not \(\)"),
+        (ONE + "revision = 1", r"revision in \[\[model\]\] must be a string, not 1"),
         (ONE + ONE, "two models have the same name: qwen, qwen"),
         ('port = "80"\n' + ONE, "port in the configuration must be a whole number, not '80'"),
         ("port = true\n" + ONE, "port in the configuration must be a whole number, not True"),
@@ -144,7 +163,7 @@ def test_a_file_that_is_not_there(tmp_path):
 
 def test_every_setting_has_a_type_that_is_checked_somewhere():
     """A new setting of another type would pass unchecked: its type belongs into ``_misfit``, or its class checks it."""
-    checked = {"int", "float", "bool", "str", "tuple[str, ...]", "dict[str, Any]"}
+    checked = {"int", "float", "bool", "str", "str | None", "tuple[str, ...]", "dict[str, Any]"}
     by_their_class = {"models", "media", "backend", "rgb"}
     for kind in (GatewaySettings, ModelSettings, MediaPolicy):
         assert {f.name for f in fields(kind) if f.type not in checked} <= by_their_class

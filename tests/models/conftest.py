@@ -4,7 +4,9 @@ import json
 import shutil
 
 import pytest
+from huggingface_hub import constants
 
+import hub_mirror
 from goldens import golden
 from pixelgate.models import checkpoint as checkpoints
 from pixelgate.models.family import choose_backend, from_checkpoint
@@ -28,3 +30,18 @@ def altered(tmp_path):
         return folder
 
     return make
+
+
+@pytest.fixture
+def mirror(tmp_path, monkeypatch):
+    """A hub on loopback that huggingface_hub asks instead of the real one, and an empty cache."""
+    monkeypatch.delenv("HF_TOKEN", raising=False)
+    with hub_mirror.running() as mirror:
+        # what HF_ENDPOINT and the like say, which are read when the library is imported
+        monkeypatch.setattr(constants, "ENDPOINT", mirror.url)
+        resolve = mirror.url + "/{repo_id}/resolve/{revision}/{filename}"
+        monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", resolve)
+        monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "hub"))
+        monkeypatch.setattr(constants, "HF_TOKEN_PATH", str(tmp_path / "token"))
+        monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
+        yield mirror

@@ -53,8 +53,13 @@ class ServedModel:
 
 def open_model(settings: ModelSettings, gateway: GatewaySettings) -> ServedModel:
     """Read a model's checkpoint and make its engines; nothing is connected. Raises CheckpointError or ConfigError."""
-    processor = load(settings.checkpoint, backend=settings.backend, rgb=gateway.media.rgb, policy=gateway.media)
-    processor = processor.with_options(**settings.mm_processor_kwargs)
+    processor = load(
+        settings.checkpoint,
+        revision=settings.revision,
+        backend=settings.backend,
+        rgb=gateway.media.rgb,
+        policy=gateway.media,
+    ).with_options(**settings.mm_processor_kwargs)
     checkpoint = processor.checkpoint
     if checkpoint.model_type not in qwen_vl.MODEL_TYPES:
         raise ConfigError(

@@ -12,6 +12,7 @@ from typing import Any, TypeVar, get_args
 
 from pixelgate.errors import ConfigError
 from pixelgate.media.policy import MediaPolicy
+from pixelgate.models import hub
 from pixelgate.models.steps import Backend
 
 MIB = 1 << 20
@@ -19,7 +20,10 @@ MIB = 1 << 20
 
 @dataclass(frozen=True)
 class ModelSettings:
-    """One ``[[model]]`` table: a name that clients use, a checkpoint directory, and the engines that serve it."""
+    """One ``[[model]]`` table: a name that clients use, a checkpoint (directory or hub id), and its engines.
+
+    The name is by default the directory's, or the id.
+    """
 
     checkpoint: str
     engines: tuple[str, ...]
@@ -27,6 +31,7 @@ class ModelSettings:
     backend: Backend = "torchvision"
     mm_processor_kwargs: dict[str, Any] = field(default_factory=dict)
     """Options of the processor for every request, which may have its own on top."""
+    revision: str | None = None
 
     def __post_init__(self) -> None:
         if not self.engines:
@@ -34,7 +39,8 @@ class ModelSettings:
         if self.backend not in get_args(Backend):
             raise ConfigError(f"backend must be one of {', '.join(get_args(Backend))}, not {self.backend!r}")
         if not self.name:
-            object.__setattr__(self, "name", Path(self.checkpoint).resolve().name)
+            name = self.checkpoint if hub.is_id(self.checkpoint) else Path(self.checkpoint).resolve().name
+            object.__setattr__(self, "name", name)
 
 
 @dataclass(frozen=True)
@@ -138,7 +144,7 @@ def _misfit(kind: str, value: Any) -> str | None:
             return "a number"
         case "bool" if not isinstance(value, bool):
             return "true or false"
-        case "str" if not isinstance(value, str):
+        case "str" | "str | None" if not isinstance(value, str):
             return "a string"
         case "dict[str, Any]" if not isinstance(value, dict):
             return "a table"

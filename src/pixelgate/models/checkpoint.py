@@ -11,6 +11,18 @@ from typing import Any
 
 from pixelgate.errors import CheckpointError
 
+FILES = (
+    "config.json",
+    "preprocessor_config.json",
+    "processor_config.json",
+    "generation_config.json",
+    "tokenizer_config.json",
+    "tokenizer.json",
+    "chat_template.jinja",
+    "chat_template.json",
+)
+"""All that is read of a checkpoint. No weights."""
+
 _MISSING = object()
 _MAX_JSON_BYTES = 64 << 20
 _MAX_COUNT = 1 << 40
@@ -86,7 +98,10 @@ def read(path: str | Path) -> Checkpoint:
     """Read a checkpoint directory. Raises CheckpointError naming the file or field that is missing or malformed."""
     path = Path(path)
     if not path.is_dir():
-        raise CheckpointError(f"{path} is not a directory; give the folder that holds the checkpoint's config.json")
+        raise CheckpointError(
+            f"{path} is not a directory; give the folder that holds the checkpoint's config.json, "
+            "or a hub id such as Qwen/Qwen2.5-VL-7B-Instruct"
+        )
     config = _object(path / "config.json")
     processor = _object(path / "processor_config.json", optional=True)
     preprocessor = _object(path / "preprocessor_config.json", optional=True)
