@@ -45,7 +45,8 @@ class Scripted(vllm_engine_pb2_grpc.VllmEngineServicer):
 
 @asynccontextmanager
 async def scripted(*args, **kwargs):
-    servicer = Scripted(*args, **kwargs)
+    """An engine, given as a Scripted or by the arguments of one, with a client."""
+    servicer = args[0] if args and isinstance(args[0], Scripted) else Scripted(*args, **kwargs)
     server = grpc.aio.server(options=[("grpc.max_receive_message_length", 1 << 16)])
     vllm_engine_pb2_grpc.add_VllmEngineServicer_to_server(servicer, server)
     checks = health.aio.HealthServicer()

@@ -6,11 +6,11 @@ from collections.abc import Callable
 from typing import Any
 
 from pixelgate.engines import local, vllm_grpc
-from pixelgate.engines.engine import Engine
+from pixelgate.engines.engine import Engine, EngineWithFiles
 from pixelgate.errors import ConfigError
 
 
-def _vllm_grpc(url: str, deps: dict[str, Any]) -> Engine:
+def _vllm_grpc(url: str, deps: dict[str, Any]) -> EngineWithFiles:
     timeouts = ("connect_timeout", "call_timeout", "generate_timeout")
     return vllm_grpc.VllmGrpcEngine(url, **{name: deps[name] for name in timeouts if name in deps})
 
@@ -35,8 +35,19 @@ def engine(url: str, **deps: Any) -> Engine:
     seconds; for an embedded one ``model_type``, ``encode`` (text to token ids) and ``eos_token_id``.
     Raises ConfigError for an unknown scheme or a malformed address.
     """
+    return _BUILDERS[_scheme(url)](url, deps)
+
+
+def remote(url: str) -> EngineWithFiles:
+    """The engine that ``url`` names, to be asked for its files. An embedded one has none and is a ConfigError, too."""
+    if _scheme(url) != vllm_grpc.SCHEME:
+        raise ConfigError(f"{url} has no files of its own: give CHECKPOINT, a directory or hub id")
+    return _vllm_grpc(url, {})
+
+
+def _scheme(url: str) -> str:
     scheme, colon, _ = url.partition(":")
     if not colon or scheme not in _BUILDERS:
         known = " or ".join(f"{name}:" for name in _BUILDERS)
         raise ConfigError(f"{url!r} is not an engine address: it must start with {known}")
-    return _BUILDERS[scheme](url, deps)
+    return scheme

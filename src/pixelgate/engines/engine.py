@@ -114,3 +114,10 @@ class Engine(Protocol):
 
     async def close(self) -> None:
         """Give the connection back."""
+
+
+class EngineWithFiles(Engine, Protocol):
+    """An engine that can be asked for the configuration and the tokenizer it runs with."""
+
+    async def archive(self, max_bytes: int) -> bytes:
+        """These files as a ZIP of at most ``max_bytes``. Raises EngineError, also for an engine that gives none."""

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import hashlib
 import logging
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Iterator
 from typing import Any, NamedTuple, cast, get_args
 from urllib.parse import urlsplit
 
 import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
+from smg_grpc_proto.generated import common_pb2, vllm_engine_pb2_grpc
 from smg_grpc_proto.generated import vllm_engine_pb2 as pb
-from smg_grpc_proto.generated import vllm_engine_pb2_grpc
 
 from pixelgate.engines.engine import Delta, EngineFacts, EngineRequest, FinishReason
 from pixelgate.engines.vllm_wire import encode
@@ -32,6 +33,8 @@ SERVICE = pb.DESCRIPTOR.services_by_name["VllmEngine"].full_name
 
 _FLOATS = ("float32", "bfloat16", "float16")
 _ABORT_TIMEOUT = 1.0
+_ARCHIVE_TIMEOUT = 60.0
+_MAX_REPLY_BYTES = 64 << 20  # one message of an engine: token ids, or a piece of its files
 _ENCODE_IN_THREAD_FROM = 1 << 20  # bytes; below, the copy is quicker than the way to a thread
 _LOGGED_DETAILS = 500  # characters
 _CLOSED = "The connection to the engine was closed."
@@ -129,6 +132,27 @@ class VllmGrpcEngine:
                 if self._connection is connection:
                     await self._abort(connection, request.request_id)
 
+    async def archive(self, max_bytes: int) -> bytes:
+        """The engine's configuration and tokenizer files as a ZIP of at most ``max_bytes``.
+
+        Raises EngineUnavailableError when it is down, EngineError when it gives no files, too many or damaged ones.
+        """
+        connection = await self._connected()
+        data, digest = bytearray(), ""
+        with self._asking():
+            call = connection.stub.GetTokenizer(common_pb2.GetTokenizerRequest(), timeout=_ARCHIVE_TIMEOUT)
+            try:
+                async for chunk in call:
+                    data += chunk.data
+                    digest = chunk.sha256  # of all the data, and only in the last chunk
+                    if len(data) > max_bytes:
+                        raise EngineError(f"The engine's files are more than {max_bytes >> 20} MiB.")
+            finally:
+                call.cancel()
+        if hashlib.sha256(data).hexdigest() != digest:
+            raise EngineError("The engine's files arrived incomplete or damaged.")
+        return bytes(data)
+
     async def close(self) -> None:
         """Give the connection back; requests under way end with EngineUnavailableError."""
         connection, self._connection = self._connection, None
@@ -171,7 +195,7 @@ class VllmGrpcEngine:
         # Made here and not in the constructor: a channel belongs to the event loop that runs when it is made.
         options = [
             ("grpc.max_send_message_length", -1),
-            ("grpc.max_receive_message_length", -1),
+            ("grpc.max_receive_message_length", _MAX_REPLY_BYTES),
             ("grpc.keepalive_time_ms", 30_000),
             ("grpc.keepalive_timeout_ms", 10_000),
             ("grpc.keepalive_permit_without_calls", 1),
@@ -201,8 +225,14 @@ class VllmGrpcEngine:
         return bool(reply.status == health_pb2.HealthCheckResponse.SERVING)
 
     async def _ask(self, method: Any, message: Any) -> Any:
-        try:
+        with self._asking():
             return await method(message, timeout=self._call_timeout)
+
+    @contextlib.contextmanager
+    def _asking(self) -> Iterator[None]:
+        """Raises what becomes of a question about the engine itself that it does not answer."""
+        try:
+            yield
         except grpc.aio.AioRpcError as error:
             failure = self._failure(error)
             # Nothing a client sent is at fault here, and an engine that does not answer is one that is down.
