@@ -90,7 +90,10 @@ def test_pictures_may_follow_options(capsys):
         (["tokens", CHECKPOINT, "--size", "9x9", "--revision", "v1"], "revision 'v1' goes with a hub id"),
         (["serve", str(DEMO_CHECKPOINT), "--engine", "local:reader", "--revision", "v1"], "goes with a hub id"),
         (["serve", "--revision", "v1", "--config", "x.toml"], "not both"),
-        (["serve"], "give a checkpoint"),
+        (["serve"], "give --engine URL"),
+        (["serve", "", "--engine", "local:reader"], "the checkpoint is an empty text"),
+        (["serve", "--engine", "local:reader"], "local:reader has no files of its own"),
+        (["serve", "--engine", "vllm+grpc://a:1", "--revision", "v1"], "a revision goes with a hub id"),
         (["serve", CHECKPOINT], "at least one engine"),
         (["serve", CHECKPOINT, "--engine", "http://x"], "chat template"),
         (["serve", str(DEMO_CHECKPOINT), "--engine", "http://x"], "not an engine address"),
@@ -127,6 +130,8 @@ def test_serve_takes_flags_and_files(monkeypatch, tmp_path):
     assert seen[3].models[0].mm_processor_kwargs == {"max_pixels": 5000}
     assert cli.main(["serve", "a/b", "--revision", "v1", "--engine", url]) == 0
     assert (seen[4].models[0].checkpoint, seen[4].models[0].revision, seen[4].models[0].name) == ("a/b", "v1", "a/b")
+    assert cli.main(["serve", "--engine", url]) == 0
+    assert (seen[5].models[0].checkpoint, seen[5].models[0].name) == ("", "")
 
 
 @pytest.mark.parametrize(("command", "extra"), [("serve", "gateway"), ("demo", "gateway,reader")])

@@ -81,12 +81,14 @@ def _parser() -> argparse.ArgumentParser:
     parity.set_defaults(run=_parity)
 
     serve = commands.add_parser("serve", help="run the gateway in front of engines")
-    serve.add_argument("checkpoint", nargs="?", help=_CHECKPOINT)
+    serve.add_argument("checkpoint", nargs="?", help=f"{_CHECKPOINT} (default: the engine's own files)")
     serve.add_argument("--revision", help=_REVISION)
     serve.add_argument(
         "--engine", action="append", default=[], metavar="URL", help="vllm+grpc://HOST:PORT, local:reader"
     )
-    serve.add_argument("--name", default="", help="the model's name for clients (default: the directory's, or the id)")
+    serve.add_argument(
+        "--name", default="", help="the model's name for clients (default: the id, the directory's or the engine's)"
+    )
     _options_flag(serve)
     serve.add_argument(
         "--trust-request-mm-kwargs", action="store_true", default=None, help="let requests set mm_processor_kwargs"
@@ -224,9 +226,11 @@ def _settings(parsed: argparse.Namespace) -> GatewaySettings:
         raise ConfigError("give either --config or a checkpoint with its own flags, not both")
     if parsed.config:
         settings = read(parsed.config)
-    elif parsed.checkpoint:
+    elif parsed.checkpoint == "":
+        raise ConfigError("the checkpoint is an empty text; leave it out to take the engine's own files")
+    elif parsed.checkpoint or parsed.engine:
         model = ModelSettings(
-            parsed.checkpoint,
+            parsed.checkpoint or "",
             tuple(parsed.engine),
             parsed.name,
             revision=parsed.revision,
@@ -234,7 +238,7 @@ def _settings(parsed: argparse.Namespace) -> GatewaySettings:
         )
         settings = GatewaySettings(models=(model,))
     else:
-        raise ConfigError("give a checkpoint, a directory or hub id, with --engine URL, or --config FILE")
+        raise ConfigError("give --engine URL, with a checkpoint (a directory or hub id) or without, or --config FILE")
     flags = ("host", "port", "trust_request_mm_kwargs")
     given = {name: getattr(parsed, name) for name in flags if getattr(parsed, name) is not None}
     return replace(settings, **given)

@@ -30,7 +30,7 @@ class InternalError(PixelgateError):
 
 
 class CheckpointError(PixelgateError):
-    """A checkpoint directory that cannot be read, or holds a setting that is not supported."""
+    """A checkpoint that cannot be had or read, or holds a setting that is not supported."""
 
 
 class ConfigError(PixelgateError):

@@ -14,7 +14,7 @@ from goldens import golden
 from pixelgate.demo import CHECKPOINT
 from pixelgate.engines.engine import Span
 from pixelgate.errors import CheckpointError, ConfigError
-from pixelgate.gateway import chat, served
+from pixelgate.gateway import chat, waiting
 from pixelgate.gateway.app import create_app
 from pixelgate.gateway.served import open_model
 from pixelgate.gateway.settings import GatewaySettings, ModelSettings
@@ -199,7 +199,7 @@ async def test_no_engine_answers(caplog):
 
 
 async def test_an_engine_that_comes_late_is_waited_for(monkeypatch):
-    monkeypatch.setattr(served, "_RETRY_SECONDS", 0.05)
+    monkeypatch.setattr(waiting, "_RETRY_SECONDS", 0.05)
     async with strict_engine() as engine:
         await engine.set_serving(False)
         app = opened(CHECKPOINT, engine.url, wait=10)

@@ -112,9 +112,9 @@ def test_a_model_is_called_by_its_id_or_by_its_directory(tmp_path, monkeypatch):
         ("prt = 1\n" + ONE, "the configuration has no setting 'prt'; it knows .*port"),
         (ONE + "engine = 1", r"\[\[model\]\] has no setting 'engine'; it knows checkpoint, engines, name, backend"),
         (ONE + "[media]\nmax_image = 1", r"\[media\] has no setting 'max_image'; it knows .*max_images"),
-        ('[[model]]\ncheckpoint = "a"', r"\[\[model\]\] lacks engines"),
-        ('[[model]]\nengines = ["a"]', r"\[\[model\]\] lacks checkpoint"),
-        ("[[model]]", r"\[\[model\]\] lacks checkpoint, engines"),
+        ('[[model]]\ncheckpoint = "a"', "a model needs at least one engine"),
+        ("[[model]]", "a model needs at least one engine"),
+        ('[[model]]\nengines = ["a"]\nrevision = "b"', "a revision goes with a hub id; there is no checkpoint"),
         ('[[model]]\ncheckpoint = "a"\nengines = []', "a model needs at least one engine"),
         ('[[model]]\ncheckpoint = "a"\nengines = "b"', r"engines in \[\[model\]\] must be a list of strings, not 'b'"),
         (

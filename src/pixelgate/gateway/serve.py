@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import warnings
 
 import uvicorn
 
 from pixelgate.errors import ConfigError
+from pixelgate.gateway import received
 from pixelgate.gateway.app import create_app
-from pixelgate.gateway.served import open_model
-from pixelgate.gateway.settings import GatewaySettings
+from pixelgate.gateway.served import ServedModel, open_model
+from pixelgate.gateway.settings import GatewaySettings, refuse_same_names
 from pixelgate.process import keep_memory
 
 
@@ -20,7 +22,12 @@ def run(settings: GatewaySettings) -> None:
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     quieten_decoders()
     keep_memory(pictures=settings.workers)
-    models = [open_model(model, settings) for model in settings.models]
+    with contextlib.suppress(KeyboardInterrupt):  # uvicorn raises SIGINT anew once everything is closed
+        _run(settings)
+
+
+def _run(settings: GatewaySettings) -> None:
+    models = _open_models(settings)
     server = uvicorn.Server(server_config(create_app(settings, models), settings))
 
     async def serve() -> None:
@@ -32,12 +39,19 @@ def run(settings: GatewaySettings) -> None:
     try:
         with asyncio.Runner(loop_factory=server.config.get_loop_factory()) as runner:
             runner.run(serve())
-    except KeyboardInterrupt:  # uvicorn raises SIGINT anew once everything is closed
-        return
     except SystemExit:  # its way to say that it cannot listen
         pass
     if not server.started:
         raise ConfigError("the gateway did not start; the log above says why")
+
+
+def _open_models(settings: GatewaySettings) -> list[ServedModel]:
+    models = []
+    for model in settings.models:
+        with received.complete(model, settings.engine_wait) as complete:
+            models.append(open_model(complete, settings))
+    refuse_same_names([model.name for model in models])
+    return models
 
 
 def server_config(app: object, settings: GatewaySettings) -> uvicorn.Config:

@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-import asyncio
-import time
 from dataclasses import dataclass
 
 from pixelgate.engines.connect import engine
 from pixelgate.engines.engine import EngineFacts
 from pixelgate.engines.fleet import Fleet
-from pixelgate.errors import CheckpointError, ConfigError, EngineUnavailableError
+from pixelgate.errors import CheckpointError, ConfigError
 from pixelgate.gateway.settings import GatewaySettings, ModelSettings
+from pixelgate.gateway.waiting import until_available
 from pixelgate.models import qwen_vl
 from pixelgate.processor import Processor, load
 from pixelgate.prompt.template import ChatTemplate
 from pixelgate.prompt.tokens import Tokenizer
 
-_RETRY_SECONDS = 1.0
 _TEMPLATE_VARIABLES = ("bos_token", "eos_token", "pad_token", "unk_token")
 
 
@@ -32,16 +30,7 @@ class ServedModel:
 
     async def connect(self, wait: float) -> EngineFacts:
         """The engines' facts, waiting up to ``wait`` seconds for them to answer; refuses engines that do not fit."""
-        deadline = time.monotonic() + wait
-        while True:
-            try:
-                facts = await self.fleet.connect()
-                break
-            except EngineUnavailableError:
-                left = deadline - time.monotonic()
-                if left <= 0:
-                    raise ConfigError(f"no engine of model {self.name!r} answered within {wait:g} seconds") from None
-                await asyncio.sleep(min(_RETRY_SECONDS, left))
+        facts = await until_available(self.fleet.connect, wait, f"engine of model {self.name!r}")
         ours = self.processor.checkpoint.model_type
         if facts.model_type and facts.model_type != ours:
             raise ConfigError(

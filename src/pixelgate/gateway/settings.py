@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import os
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, TypeVar, get_args
@@ -22,23 +22,26 @@ MIB = 1 << 20
 class ModelSettings:
     """One ``[[model]]`` table: a name that clients use, a checkpoint (directory or hub id), and its engines.
 
-    The name is by default the directory's, or the id.
+    The name is by default the directory's, or the id. Without a checkpoint both are asked of the engines.
     """
 
-    checkpoint: str
-    engines: tuple[str, ...]
+    checkpoint: str = ""
+    engines: tuple[str, ...] = ()
     name: str = ""
     backend: Backend = "torchvision"
     mm_processor_kwargs: dict[str, Any] = field(default_factory=dict)
     """Options of the processor for every request, which may have its own on top."""
     revision: str | None = None
+    """Branch, tag or commit of a hub id."""
 
     def __post_init__(self) -> None:
         if not self.engines:
             raise ConfigError("a model needs at least one engine: --engine URL, or engines in the file")
         if self.backend not in get_args(Backend):
             raise ConfigError(f"backend must be one of {', '.join(get_args(Backend))}, not {self.backend!r}")
-        if not self.name:
+        if self.revision is not None and not self.checkpoint:
+            raise ConfigError("a revision goes with a hub id; there is no checkpoint")
+        if self.checkpoint and not self.name:
             name = self.checkpoint if hub.is_id(self.checkpoint) else Path(self.checkpoint).resolve().name
             object.__setattr__(self, "name", name)
 
@@ -73,9 +76,7 @@ class GatewaySettings:
     def __post_init__(self) -> None:
         if not self.models:
             raise ConfigError("no model is configured; give a checkpoint with --engine, or a [[model]] table")
-        names = [model.name for model in self.models]
-        if len(set(names)) != len(names):
-            raise ConfigError(f"two models have the same name: {', '.join(names)}")
+        refuse_same_names([model.name for model in self.models if model.name])
         if not 0 <= self.port <= 65535:
             raise ConfigError(f"port must be between 0 and 65535, not {self.port}")
         for name in ("max_body_bytes", "max_tensor_bytes", "workers"):
@@ -85,6 +86,12 @@ class GatewaySettings:
             raise ConfigError(f"buffer_bytes must not be negative, not {self.buffer_bytes}")
         if not 0 <= self.engine_wait < math.inf:
             raise ConfigError(f"engine_wait must be a number of seconds, not {self.engine_wait}")
+
+
+def refuse_same_names(names: Sequence[str]) -> None:
+    """Raise ConfigError where clients could not tell two models apart."""
+    if len(set(names)) != len(names):
+        raise ConfigError(f"two models have the same name: {', '.join(names)}")
 
 
 def read(path: str | Path) -> GatewaySettings:
@@ -128,11 +135,7 @@ def _build(kind: type[_T], values: Any, where: str) -> _T:
     arguments: dict[str, Any] = {
         name: tuple(value) if isinstance(value, list) else value for name, value in values.items()
     }
-    try:
-        return kind(**arguments)
-    except TypeError:
-        required = ", ".join(name for name in ("checkpoint", "engines") if name in known and name not in arguments)
-        raise ConfigError(f"{where} lacks {required or 'a required setting'}") from None
+    return kind(**arguments)
 
 
 def _misfit(kind: str, value: Any) -> str | None:
