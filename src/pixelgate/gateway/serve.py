@@ -21,6 +21,7 @@ def run(settings: GatewaySettings) -> None:
     """Serve until a signal ends it. Raises ConfigError or CheckpointError when the gateway cannot start."""
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     quieten_decoders()
+    quieten_downloads()
     keep_memory(pictures=settings.workers)
     with contextlib.suppress(KeyboardInterrupt):  # uvicorn raises SIGINT anew once everything is closed
         _run(settings)
@@ -69,6 +70,12 @@ def server_config(app: object, settings: GatewaySettings) -> uvicorn.Config:
         log_config=None,
         timeout_graceful_shutdown=30,
     )
+
+
+def quieten_downloads() -> None:
+    """huggingface_hub and its HTTP client, of either name, log the address of every file, signatures included."""
+    for name in ("huggingface_hub.file_download", "httpx", "httpx2"):
+        logging.getLogger(name).setLevel(logging.ERROR)
 
 
 def quieten_decoders() -> None:
