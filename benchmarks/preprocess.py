@@ -58,6 +58,20 @@ def ours(backend: str, level: str, *, fast_decoders: bool = False) -> Contender:
     return run
 
 
+def floor(backend: str, *, fast_decoders: bool = False) -> Contender:
+    """What is left if resizing and normalising cost nothing: decode, and write as many bytes as the tensor has."""
+    processor = pixelgate.load(peers.CHECKPOINT, backend=backend)
+
+    def run(data: bytes) -> np.ndarray:
+        use_fast_decoders(fast_decoders)
+        image = processor.rgb(data)
+        out = OUTPUTS[processor.plan(height=image.shape[0], width=image.shape[1]).shape]
+        out.fill(0)
+        return out
+
+    return run
+
+
 def available(make: Callable[[], Contender]) -> Contender | None:
     try:
         return make()
@@ -107,6 +121,8 @@ def against_peers(name: str, data: bytes, rounds: int, *, repeat: int = 1) -> No
             group[f"{level} {backend}"] = ours(backend, level)
         group[f"fast {backend}"] = ours(backend, binding.default_level(), fast_decoders=True)
         require_equal(group, data)
+        group[f"floor {backend}"] = floor(backend)
+        group[f"fast floor {backend}"] = floor(backend, fast_decoders=True)
         runs |= group
     best = measure({key: partial(run, data) for key, run in runs.items()}, rounds, repeat=repeat)
     for rival in (*rivals["torchvision"], *rivals["pil"]):
@@ -114,6 +130,7 @@ def against_peers(name: str, data: bytes, rounds: int, *, repeat: int = 1) -> No
         print(f"{name:18s}{rival:38s}{figure}")
     own = [(level, f"pixelgate {level}") for level in LEVELS]
     own.append(("fast", f"pixelgate {binding.default_level()}, pixelgate[fast]"))
+    own += [("floor", "decode and write alone"), ("fast floor", "decode and write alone, pixelgate[fast]")]
     for key, title in own:
         if f"{key} pil" not in best:
             print(f"{name:18s}{title:38s}{'not run':>9s}")
@@ -129,8 +146,8 @@ def against_peers(name: str, data: bytes, rounds: int, *, repeat: int = 1) -> No
 def crop_against_decode(rounds: int) -> None:
     """12 megapixels to LLaVA's 336x336 crop, over decoding alone."""
     data = photo(3000, 4000)
-    affine = pixelgate.load(peers.CHECKPOINT).family.affine
-    resample = pixelgate.load(peers.CHECKPOINT).family.resample
+    affine = pixelgate.load(peers.CHECKPOINT).family.steps.affine
+    resample = pixelgate.load(peers.CHECKPOINT).family.steps.resample
     view = View((336, 448), resample, crop=Window(0, 56, 336, 336))
     plan = ImagePlan(3000, 4000, (view,), Tiles(), affine, tokens=576)
     out = np.empty(plan.shape, np.float32)
