@@ -173,6 +173,9 @@ def test_numbers_that_are_none(name, digits):
         ("response_format", {}),
         ("tool_choice", "required"),
         ("tool_choice", {"type": "function", "function": {"name": "f"}}),
+        ("chat_template", "{{ messages }}"),
+        ("chat_template", ""),
+        ("documents", [{"text": "x"}]),
     ],
 )
 def test_what_would_change_the_answer_and_is_not_supported_is_refused_by_name(name, value):
@@ -185,6 +188,7 @@ def test_what_would_change_the_answer_and_is_not_supported_is_refused_by_name(na
         {"n": 1, "logprobs": False, "top_logprobs": 0, "logit_bias": {}, "tool_choice": "none"},
         {"response_format": {"type": "text"}, "tool_choice": "auto", "stream_options": {"include_usage": None}},
         {"n": None, "response_format": None, "logit_bias": None, "tool_choice": None, "stream": None},
+        {"chat_template": None, "documents": []},
         {"user": "u-1", "store": True, "metadata": {"a": [1, {}]}},
     ],
 )

@@ -244,7 +244,21 @@ def test_the_number_of_expansions_must_be_that_of_the_images(prompt_of, given_ex
         prompt_of(user(IMAGE, IMAGE), [[PAD_ID]] * given_expansions)
 
 
-@pytest.mark.parametrize("name", ["messages", "tools", "add_generation_prompt", "eos_token"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "messages",
+        "conversation",
+        "tools",
+        "documents",
+        "add_generation_prompt",
+        "chat_template",
+        "tokenize",
+        "eos_token",
+        "raise_exception",
+        "namespace",
+    ],
+)
 def test_template_arguments_cannot_replace_what_is_not_the_clients(prompt_of, name):
     template = ChatTemplate("{{ messages[0].content }}", {"eos_token": "<|im_end|>"})
     with pytest.raises(RequestError, match=f"'{name}' cannot be set") as caught:

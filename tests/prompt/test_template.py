@@ -59,7 +59,9 @@ def test_variables_and_arguments():
     template = ChatTemplate("{{ bos_token }}{{ mood }}{{ documents is none }}{{ tools is none }}", {"bos_token": "<s>"})
     assert template.render(USER, mood="calm") == "<s>calmTrueTrue"
     assert template.render(USER, self="x", mood="y") == "<s>yTrueTrue"
-    assert template.reserved == {"messages", "tools", "add_generation_prompt", "bos_token"}
+    assert template.reserved >= {"messages", "tools", "documents", "add_generation_prompt", "chat_template"}
+    assert template.reserved >= {"bos_token", "raise_exception", "range"}
+    assert "mood" not in template.reserved
 
 
 def test_strftime_now():

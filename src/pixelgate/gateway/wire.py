@@ -89,6 +89,8 @@ class ChatRequest(msgspec.Struct, frozen=True):
     top_logprobs: int | None = None
     logit_bias: dict[str, float] | None = None
     response_format: dict[str, Any] | None = None
+    chat_template: Any = None
+    documents: Any = None
 
 
 _DECODER = msgspec.json.Decoder(ChatRequest)
@@ -150,6 +152,8 @@ def _refuse_unsupported(request: ChatRequest) -> None:
         "logit_bias": bool(request.logit_bias),
         "response_format": not text_only,
         "tool_choice": request.tool_choice not in (None, "auto", "none"),
+        "chat_template": request.chat_template is not None,  # the checkpoint's alone: a template is a program
+        "documents": bool(request.documents),
     }
     for name, present in refused.items():
         if present:

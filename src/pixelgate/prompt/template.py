@@ -24,6 +24,17 @@ Message = Mapping[str, Any]
 
 _SHOWN = 300
 _PROBE = "pixelgate"
+# What is rendered and with what, whatever library's name for it; the environment's own names are added to them.
+_NOT_THE_CLIENTS = (
+    "messages",
+    "conversation",
+    "tools",
+    "documents",
+    "add_generation_prompt",
+    "continue_final_message",
+    "chat_template",
+    "tokenize",
+)
 
 
 class ChatTemplate:
@@ -47,7 +58,7 @@ class ChatTemplate:
     @property
     def reserved(self) -> frozenset[str]:
         """Names that belong to the gateway and the checkpoint: a client's template arguments may not use them."""
-        return frozenset({"messages", "tools", "add_generation_prompt", *self._variables})
+        return frozenset({*_NOT_THE_CLIENTS, *self._variables, *self._template.globals})
 
     def render(
         self,
