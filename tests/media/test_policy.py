@@ -60,6 +60,13 @@ def test_lists_from_a_configuration_file_become_tuples() -> None:
         ("allow_private", ("*.internal",)),
         ("allow_private", ("http://internal",)),
         ("allow_private", ("",)),
+        ("egress_proxy", "proxy:3128"),
+        ("egress_proxy", "socks5://proxy:1080"),
+        ("egress_proxy", "http://"),
+        ("egress_proxy", "http://proxy:99999"),
+        ("egress_proxy", "http://proxy:0"),
+        ("egress_proxy", "http://proxy:3128/path"),
+        ("egress_proxy", "http://[proxy"),
         ("rgb", "bgr"),
     ],
 )
@@ -73,3 +80,10 @@ def test_impossible_settings_are_refused_by_name(setting: str, value: Any) -> No
 def test_zero_redirects_and_the_largest_pixel_count_are_possible() -> None:
     policy = MediaPolicy(max_redirects=0, max_pixels=PILLOW_MAX_PIXELS)
     assert policy.max_redirects == 0
+
+
+def test_a_proxys_password_is_never_shown() -> None:
+    assert "secret" not in repr(MediaPolicy(egress_proxy="http://user:secret@proxy:3128/"))
+    with pytest.raises(ConfigError) as caught:
+        MediaPolicy(egress_proxy="ftp://user:secret@proxy:3128")
+    assert "secret" not in caught.value.message

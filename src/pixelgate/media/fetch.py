@@ -11,8 +11,9 @@ import ipaddress
 import socket
 import zlib
 from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import replace
 from types import TracebackType
-from typing import Self
+from typing import Any, Self
 
 import aiohttp
 from aiohttp.abc import AbstractResolver, ResolveResult
@@ -20,12 +21,15 @@ from yarl import URL
 
 from pixelgate._version import __version__
 from pixelgate.errors import FetchError, MediaError, TooLargeError
-from pixelgate.media.addresses import permitted
+from pixelgate.media.addresses import Address, permitted
 from pixelgate.media.policy import MediaPolicy
 from pixelgate.media.source import UrlSource, join
 
 Resolve = Callable[[str, int], Awaitable[Sequence[str]]]
 """A host name and a port to IP addresses in text form; raises OSError if there are none."""
+
+Taking = Callable[[int], Awaitable[None]]
+"""Asked for room for so many bytes; raises if there is none."""
 
 _HEADERS = {"User-Agent": f"pixelgate/{__version__}", "Accept": "image/*, */*;q=0.5", "Accept-Encoding": "identity"}
 _REDIRECTS = (301, 302, 303, 307, 308)
@@ -37,6 +41,7 @@ _FAILURES: tuple[tuple[type[Exception], str], ...] = (
     (aiohttp.ClientConnectorCertificateError, "the picture's host has no valid TLS certificate"),
     (aiohttp.ClientSSLError, "the picture's host does not speak TLS properly"),
     (aiohttp.ClientConnectorDNSError, "the picture's host cannot be found"),
+    (aiohttp.ClientHttpProxyError, "the picture's host cannot be reached"),
     (aiohttp.ClientConnectorError, "the picture's host cannot be reached"),
     (aiohttp.ServerTimeoutError, "the picture's host cannot be reached"),
     (TimeoutError, "the picture's host did not deliver it in time"),
@@ -66,7 +71,10 @@ class Fetcher:
     async def __aenter__(self) -> Self:
         self._session = aiohttp.ClientSession(
             connector=aiohttp.TCPConnector(
-                resolver=_CheckedResolver(self.policy, self._resolve),
+                # With a proxy only its own name comes here, and hosts are checked in _route.
+                resolver=None if self.policy.egress_proxy else _CheckedResolver(self.policy, self._resolve),
+                # A tunnel has been made for one name, however many names its address has.
+                force_close=bool(self.policy.egress_proxy),
                 use_dns_cache=False,
                 limit=0,  # how many fetches run at once is admission's decision
             ),
@@ -85,46 +93,69 @@ class Fetcher:
             await self._session.close()
             self._session = None
 
-    async def fetch(self, source: UrlSource, deadline: float | None = None) -> bytes:
+    async def fetch(self, source: UrlSource, deadline: float | None = None, taking: Taking | None = None) -> bytes:
         """The body behind ``source``: at least one byte, at most ``policy.max_bytes``.
 
         ``deadline`` is a time of the running loop's clock; the fetch ends by it, or ``policy.fetch_timeout`` seconds
-        from now if that is sooner. Raises FetchError, or TooLargeError above the byte cap.
+        from now if that is sooner. ``taking`` is asked before more bytes are kept. Raises FetchError, or TooLargeError
+        above the byte cap.
         """
         end = asyncio.get_running_loop().time() + self.policy.fetch_timeout
         try:
             async with asyncio.timeout_at(end if deadline is None else min(end, deadline)):
-                return await self._follow(source)
+                return await self._follow(source, taking)
         except TimeoutError:
             raise FetchError("the picture's host did not deliver it in time") from None
 
-    async def _follow(self, source: UrlSource) -> bytes:
+    async def _follow(self, source: UrlSource, taking: Taking | None) -> bytes:
         for _ in range(self.policy.max_redirects + 1):
-            outcome = await self._hop(source)
+            outcome = await self._hop(source, taking)
             if isinstance(outcome, bytes):
                 return outcome
             source = outcome
         raise FetchError(f"the picture's URL redirects more than {self.policy.max_redirects} times")
 
-    async def _hop(self, source: UrlSource) -> bytes | UrlSource:
+    async def _hop(self, source: UrlSource, taking: Taking | None) -> bytes | UrlSource:
         """One request: the body, or the URL it redirects to."""
         if self._session is None:
             raise RuntimeError("use the fetcher inside 'async with'")
         _check_literal(source.host, self.policy)
-        path, _, query = source.target.partition("?")
-        url = URL.build(scheme=source.scheme, authority=source.authority, path=path, query_string=query, encoded=True)
+        url, options = await self._route(source)
         try:
-            async with self._session.get(url, allow_redirects=False) as response:
+            async with self._session.get(url, allow_redirects=False, **options) as response:
                 if response.status in _REDIRECTS and "Location" in response.headers:
                     return self._redirected(source, response.headers["Location"])
                 if response.status != 200:
                     raise FetchError(f"the picture's host answered with HTTP status {response.status}")
-                return await self._body(response)
+                return await self._body(response, taking)
         except (aiohttp.ClientError, OSError, zlib.error) as error:
             for kind, message in _FAILURES:
                 if isinstance(error, kind):
                     raise FetchError(message) from None
             raise FetchError("the picture's host gave no proper HTTP answer") from None
+
+    async def _route(self, source: UrlSource) -> tuple[URL, dict[str, Any]]:
+        """What to ask for, and how: directly, where the resolver checks the name, or through the proxy.
+
+        A tunnel of https leads to a checked address, under the original name in Host, SNI and certificate. HTTP has no
+        tunnel, and a proxy forms Host from the URL: so it is asked by name, and looks that up itself.
+        """
+        path, _, query = source.target.partition("?")
+        authority = source.authority
+        options: dict[str, Any] = {}
+        if self.policy.egress_proxy:
+            options["proxy"] = self.policy.egress_proxy
+            try:
+                addresses = await _checked(self.policy, self._resolve, source.host, source.port)
+            except OSError:
+                raise FetchError("the picture's host cannot be found") from None
+            if source.scheme == "https":
+                options |= {"server_hostname": source.host, "headers": {"Host": authority}}
+                # many proxies have no way to IPv6
+                chosen = min(addresses, key=lambda address: address.version)
+                authority = replace(source, host=str(chosen)).authority
+        url = URL.build(scheme=source.scheme, authority=authority, path=path, query_string=query, encoded=True)
+        return url, options
 
     def _redirected(self, source: UrlSource, location: str) -> UrlSource:
         try:
@@ -132,7 +163,7 @@ class Fetcher:
         except MediaError:
             raise FetchError("the picture's URL redirects to one that is not allowed") from None
 
-    async def _body(self, response: aiohttp.ClientResponse) -> bytes:
+    async def _body(self, response: aiohttp.ClientResponse, taking: Taking | None) -> bytes:
         limit = self.policy.max_bytes
         too_large = TooLargeError(f"the picture is larger than the limit of {limit} bytes")
         if (response.content_length or 0) > limit:
@@ -143,9 +174,12 @@ class Fetcher:
         inflate = None if encoding in ("identity", "") else zlib.decompressobj(_GZIP_OR_ZLIB)
         body = bytearray()
         async for chunk in response.content.iter_any():
-            body += inflate.decompress(chunk, limit + 1 - len(body)) if inflate else chunk
-            if len(body) > limit:
+            more = inflate.decompress(chunk, limit + 1 - len(body)) if inflate else chunk
+            if len(body) + len(more) > limit:
                 raise too_large
+            if taking is not None:
+                await taking(len(more))
+            body += more
         if inflate is not None and not inflate.eof:
             raise FetchError("the picture's host broke off before the whole picture had arrived")
         if not body:
@@ -163,13 +197,7 @@ class _CheckedResolver(AbstractResolver):
     async def resolve(
         self, host: str, port: int = 0, family: socket.AddressFamily = socket.AF_UNSPEC
     ) -> list[ResolveResult]:
-        addresses = [ipaddress.ip_address(answer) for answer in await self._resolve(host, port)]
-        if not addresses:
-            raise OSError("no address")
-        if host not in self._policy.allowed_hosts and not all(
-            permitted(address, self._policy.allowed_networks) for address in addresses
-        ):
-            raise FetchError(_REFUSED)
+        addresses = await _checked(self._policy, self._resolve, host, port)
         return [
             ResolveResult(
                 hostname=host,
@@ -184,6 +212,16 @@ class _CheckedResolver(AbstractResolver):
 
     async def close(self) -> None:
         """Nothing to give back."""
+
+
+async def _checked(policy: MediaPolicy, resolve: Resolve, host: str, port: int) -> list[Address]:
+    """The addresses of a host, all of them permitted. Raises FetchError, or OSError if there are none."""
+    addresses = [ipaddress.ip_address(answer) for answer in await resolve(host, port)]
+    if not addresses:
+        raise OSError("no address")
+    if host not in policy.allowed_hosts and not all(permitted(a, policy.allowed_networks) for a in addresses):
+        raise FetchError(_REFUSED)
+    return addresses
 
 
 def _check_literal(host: str, policy: MediaPolicy) -> None:

@@ -5,9 +5,10 @@ from __future__ import annotations
 import ipaddress
 import math
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Literal
+from urllib.parse import urlsplit
 
 from pixelgate.errors import ConfigError
 
@@ -60,6 +61,10 @@ class MediaPolicy:
     """Networks ("10.1.0.0/16", "127.0.0.1") and host names that may be fetched from although they are not globally
     routable. A host name is allowed with whatever addresses it has. Empty: the public internet only."""
 
+    egress_proxy: str = field(default="", repr=False)
+    """http:// or https:// URL of a proxy through which pictures are fetched. Hosts are resolved and checked here all
+    the same. Empty: directly, whatever the environment says. A secret, as it may hold a password."""
+
     rgb: Literal["pixelgate", "hf"] = "pixelgate"
     """How an encoded picture becomes 8-bit RGB. "pixelgate": upright by EXIF, transparency on white, 16 bit scaled
     to 8. "hf": what transformers makes of a path or URL, quirks included, for comparison."""
@@ -83,6 +88,7 @@ class MediaPolicy:
         _subset("formats", self.formats, FORMATS)
         if self.rgb not in ("pixelgate", "hf"):
             raise ConfigError(f'rgb must be "pixelgate" or "hf", not {self.rgb!r}', param="rgb")
+        _check_proxy(self.egress_proxy)
         _ = self.allowed_networks, self.allowed_hosts  # raises now rather than at the first fetch
 
     @cached_property
@@ -108,6 +114,16 @@ def _private(entry: str) -> Network | str:
         "an address nor a host name",
         param="allow_private",
     )
+
+
+def _check_proxy(url: str) -> None:
+    try:
+        parts = urlsplit(url)
+        fits = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+    except ValueError:
+        fits = False
+    if url and (not fits or parts.path.strip("/") or parts.query or parts.fragment):
+        raise ConfigError("egress_proxy must be a URL such as http://proxy.internal:3128", param="egress_proxy")
 
 
 def _whole(name: str, value: object, *, least: int) -> None:
