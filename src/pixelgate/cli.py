@@ -5,23 +5,23 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
+import os
 import re
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, get_args
+from typing import Any, get_args
 
 import numpy as np
 
 from pixelgate._version import __version__
 from pixelgate.errors import ConfigError, PixelgateError, RequestError
+from pixelgate.gateway.configure import add_flags, configure
+from pixelgate.gateway.settings import GatewaySettings, ModelSettings
 from pixelgate.models.steps import Backend
 from pixelgate.pixels.affine import NUMPY_DTYPES
 from pixelgate.processor import ImageInputs, Processor, load
-
-if TYPE_CHECKING:
-    from pixelgate.gateway.settings import GatewaySettings
 
 _CHECKPOINT = "the checkpoint: a directory, or an id on the Hugging Face hub"
 _REVISION = "branch, tag or commit of a hub id (default: the main branch)"
@@ -90,12 +90,8 @@ def _parser() -> argparse.ArgumentParser:
         "--name", default="", help="the model's name for clients (default: the id, the directory's or the engine's)"
     )
     _options_flag(serve)
-    serve.add_argument(
-        "--trust-request-mm-kwargs", action="store_true", default=None, help="let requests set mm_processor_kwargs"
-    )
     serve.add_argument("--config", metavar="pixelgate.toml", help="a file instead of CHECKPOINT and --engine")
-    serve.add_argument("--host", help="address to listen on (default: 127.0.0.1)")
-    serve.add_argument("--port", type=int, help="port to listen on (default: 8080)")
+    add_flags(serve)
     serve.set_defaults(run=_serve)
 
     demo = commands.add_parser("demo", help="show the whole way of a picture, with an engine that reads text")
@@ -217,18 +213,13 @@ def _serve(parsed: argparse.Namespace) -> None:
 
 
 def _settings(parsed: argparse.Namespace) -> GatewaySettings:
-    from dataclasses import replace
-
-    from pixelgate.gateway.settings import GatewaySettings, ModelSettings, read
-
     of_a_model = (parsed.checkpoint, parsed.revision, parsed.engine, parsed.name, parsed.mm_processor_kwargs)
     if parsed.config and any(of_a_model):
         raise ConfigError("give either --config or a checkpoint with its own flags, not both")
-    if parsed.config:
-        settings = read(parsed.config)
-    elif parsed.checkpoint == "":
+    models: tuple[ModelSettings, ...] = ()
+    if parsed.checkpoint == "":
         raise ConfigError("the checkpoint is an empty text; leave it out to take the engine's own files")
-    elif parsed.checkpoint or parsed.engine:
+    if parsed.checkpoint or parsed.engine:
         model = ModelSettings(
             parsed.checkpoint or "",
             tuple(parsed.engine),
@@ -236,12 +227,10 @@ def _settings(parsed: argparse.Namespace) -> GatewaySettings:
             revision=parsed.revision,
             mm_processor_kwargs=parsed.mm_processor_kwargs,
         )
-        settings = GatewaySettings(models=(model,))
-    else:
+        models = (model,)
+    elif not parsed.config:
         raise ConfigError("give --engine URL, with a checkpoint (a directory or hub id) or without, or --config FILE")
-    flags = ("host", "port", "trust_request_mm_kwargs")
-    given = {name: getattr(parsed, name) for name in flags if getattr(parsed, name) is not None}
-    return replace(settings, **given)
+    return configure(file=parsed.config, models=models, flags=vars(parsed), environment=os.environ)
 
 
 def _demo(parsed: argparse.Namespace) -> None:

@@ -1,21 +1,36 @@
-"""What the operator configures: from a TOML file or from the command line, checked before anything starts."""
+"""What the operator configures, checked before anything starts. How it is said is in configure.py."""
 
 from __future__ import annotations
 
+import ipaddress
 import math
 import os
-import tomllib
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, fields
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, TypeVar, get_args
+from typing import Any, get_args
 
 from pixelgate.errors import ConfigError
-from pixelgate.media.policy import MediaPolicy
+from pixelgate.media.policy import MediaPolicy, Network
 from pixelgate.models import hub
 from pixelgate.models.steps import Backend
 
 MIB = 1 << 20
+
+_KEY = re.compile("[!-~]+")
+_ADMIN = re.compile(r"(?:(?P<host>[\w.-]+|\[[0-9a-fA-F:.]+\])?:)?(?P<port>\d{1,5})")
+_COUNTS = (
+    "max_body_bytes",
+    "max_tensor_bytes",
+    "max_header_bytes",
+    "max_headers",
+    "max_connections",
+    "max_bytes_in_flight",
+    "max_pixels_in_flight",
+    "workers",
+)
+_SECONDS = ("header_timeout", "body_timeout", "keep_alive_timeout")
 
 
 @dataclass(frozen=True)
@@ -48,12 +63,52 @@ class ModelSettings:
 
 @dataclass(frozen=True)
 class GatewaySettings:
-    """All limits of the gateway but those of pictures, which are in ``media``."""
+    """All settings of the gateway but those of pictures, which are in ``media``.
+
+    A field that ``repr`` leaves out is a secret: no message shows its value.
+    """
 
     models: tuple[ModelSettings, ...]
     host: str = "127.0.0.1"
     port: int = 8080
     media: MediaPolicy = field(default_factory=MediaPolicy)
+
+    api_keys: tuple[str, ...] = field(default=(), repr=False)
+    """Keys of which a request must bring one, as ``Authorization: Bearer KEY``. None here and in ``api_key_file``:
+    the gateway is open to whoever reaches it."""
+
+    api_key_file: str = ""
+    """A file with more keys, one a line; read once, at start-up."""
+
+    admin_host: str = ""
+    """``HOST:PORT``, or ``PORT`` on loopback: where ``/metrics`` is served, without a key, instead of at ``port``."""
+
+    trusted_proxies: tuple[str, ...] = ()
+    """Networks of reverse proxies whose ``X-Forwarded-For`` is believed."""
+
+    tls_cert: str = ""
+    """A PEM file with the certificate and its chain: HTTPS instead of HTTP at ``port``. Needs ``tls_key``."""
+
+    tls_key: str = ""
+    """The PEM file of the certificate's private key, without a password."""
+
+    max_connections: int = 1000
+    """Connections at once; one more is told 503 and closed."""
+
+    max_header_bytes: int = 32 * 1024
+    """Request line and headers of one request together."""
+
+    max_headers: int = 100
+    """Header lines of one request."""
+
+    header_timeout: float = 10.0
+    """Seconds for the whole head of a request, from its first byte or the connection's start."""
+
+    body_timeout: float = 60.0
+    """Seconds for the whole body of a request."""
+
+    keep_alive_timeout: float = 5.0
+    """Seconds for which a connection may be idle between two requests."""
 
     max_body_bytes: int = 64 * MIB
     """Largest request body: pictures as data URLs are a third larger than their files."""
@@ -63,6 +118,15 @@ class GatewaySettings:
 
     trust_request_mm_kwargs: bool = False
     """Whether a request may set options of the processor, and with them how much work a picture makes."""
+
+    max_bytes_in_flight: int = 1024 * MIB
+    """Bytes of bodies and fetched pictures that all requests hold together until their tensors are made."""
+
+    max_pixels_in_flight: int = 512_000_000
+    """Pixels of the pictures that all requests hold together while they are decoded and preprocessed."""
+
+    budget_wait: float = 5.0
+    """Seconds for which a request waits for room in the two budgets above before it is answered 429."""
 
     workers: int = field(default_factory=lambda: len(os.sched_getaffinity(0)))
     """Threads that decode and preprocess pictures. Default: the cores this process may use."""
@@ -78,14 +142,45 @@ class GatewaySettings:
             raise ConfigError("no model is configured; give a checkpoint with --engine, or a [[model]] table")
         refuse_same_names([model.name for model in self.models if model.name])
         if not 0 <= self.port <= 65535:
-            raise ConfigError(f"port must be between 0 and 65535, not {self.port}")
-        for name in ("max_body_bytes", "max_tensor_bytes", "workers"):
+            raise _wrong("port", f"must be between 0 and 65535, not {self.port}")
+        for name in _COUNTS:
             if getattr(self, name) < 1:
-                raise ConfigError(f"{name} must be at least 1, not {getattr(self, name)}")
+                raise _wrong(name, f"must be at least 1, not {getattr(self, name)}")
+        for name in _SECONDS:
+            if not 0 < getattr(self, name) < math.inf:
+                raise _wrong(name, f"must be a number of seconds above 0, not {getattr(self, name)}")
+        for name in ("engine_wait", "budget_wait"):
+            if not 0 <= getattr(self, name) < math.inf:
+                raise _wrong(name, f"must be a number of seconds, not {getattr(self, name)}")
         if self.buffer_bytes < 0:
-            raise ConfigError(f"buffer_bytes must not be negative, not {self.buffer_bytes}")
-        if not 0 <= self.engine_wait < math.inf:
-            raise ConfigError(f"engine_wait must be a number of seconds, not {self.engine_wait}")
+            raise _wrong("buffer_bytes", f"must not be negative, not {self.buffer_bytes}")
+        for name, other in (("tls_cert", "tls_key"), ("tls_key", "tls_cert")):
+            if getattr(self, name) and not getattr(self, other):
+                raise _wrong(name, f"is of no use without {other}")
+        check_keys(self.api_keys, "api_keys")
+        _ = self.admin_address, self.trusted_networks  # raise now rather than later
+
+    @property
+    def admin_address(self) -> tuple[str, int] | None:
+        """Host and port of the admin listener, where there is one."""
+        if not self.admin_host:
+            return None
+        match = _ADMIN.fullmatch(self.admin_host)
+        if match is None or int(match["port"]) > 65535:
+            raise _wrong("admin_host", f"must be HOST:PORT or PORT, not {self.admin_host!r}")
+        return (match["host"] or "127.0.0.1").strip("[]"), int(match["port"])
+
+    @property
+    def trusted_networks(self) -> tuple[Network, ...]:
+        """``trusted_proxies`` as networks."""
+        try:
+            return tuple(ipaddress.ip_network(entry) for entry in self.trusted_proxies)
+        except ValueError:
+            raise _wrong(
+                "trusted_proxies",
+                "must be networks such as 10.1.0.0/16 (no bits set behind the prefix) or addresses, "
+                f"not {', '.join(self.trusted_proxies)!r}",
+            ) from None
 
 
 def refuse_same_names(names: Sequence[str]) -> None:
@@ -94,63 +189,13 @@ def refuse_same_names(names: Sequence[str]) -> None:
         raise ConfigError(f"two models have the same name: {', '.join(names)}")
 
 
-def read(path: str | Path) -> GatewaySettings:
-    """Read a configuration file. Raises ConfigError that names the file and the setting."""
-    try:
-        values = tomllib.loads(Path(path).read_text("utf-8"))
-    except OSError as failure:
-        raise ConfigError(f"{path} cannot be read: {failure.strerror}") from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as failure:
-        raise ConfigError(f"{path} is not valid TOML: {failure}") from None
-    try:
-        models = values.pop("model", [])
-        if not isinstance(models, list) or "models" in values:
-            raise ConfigError("models are written as [[model]] tables")
-        return _build(
-            GatewaySettings,
-            {
-                **values,
-                "models": tuple(_build(ModelSettings, model, "[[model]]") for model in models),
-                "media": _build(MediaPolicy, values.pop("media", {}), "[media]"),
-            },
-            "the configuration",
-        )
-    except ConfigError as failure:
-        raise ConfigError(f"{path}: {failure.message}") from None
+def check_keys(keys: tuple[str, ...], where: str) -> None:
+    """Raise ConfigError for a key that no client could send. The message never shows it."""
+    for number, key in enumerate(keys, 1):
+        if not _KEY.fullmatch(key):
+            problem = "is empty" if not key else "has a blank or a character that is not visible ASCII"
+            raise ConfigError(f"key {number} of {where} {problem}", param="api_keys")
 
 
-_T = TypeVar("_T", GatewaySettings, ModelSettings, MediaPolicy)
-
-
-def _build(kind: type[_T], values: Any, where: str) -> _T:
-    """A dataclass from a table, refusing unknown names and wrong types in the user's terms."""
-    if not isinstance(values, Mapping):
-        raise ConfigError(f"{where} must be a table")
-    known = {f.name: f for f in fields(kind)}
-    for name, value in values.items():
-        if name not in known:
-            raise ConfigError(f"{where} has no setting {name!r}; it knows {', '.join(known)}")
-        if (expected := _misfit(str(known[name].type), value)) is not None:
-            raise ConfigError(f"{name} in {where} must be {expected}, not {value!r}")
-    arguments: dict[str, Any] = {
-        name: tuple(value) if isinstance(value, list) else value for name, value in values.items()
-    }
-    return kind(**arguments)
-
-
-def _misfit(kind: str, value: Any) -> str | None:
-    """What a setting of type ``kind`` must be, where ``value`` is not that. Other types are their class's to check."""
-    match kind:
-        case "int" if not isinstance(value, int) or isinstance(value, bool):
-            return "a whole number"
-        case "float" if not isinstance(value, int | float) or isinstance(value, bool):
-            return "a number"
-        case "bool" if not isinstance(value, bool):
-            return "true or false"
-        case "str" | "str | None" if not isinstance(value, str):
-            return "a string"
-        case "dict[str, Any]" if not isinstance(value, dict):
-            return "a table"
-        case "tuple[str, ...]" if not isinstance(value, list) or not all(isinstance(item, str) for item in value):
-            return "a list of strings"
-    return None
+def _wrong(name: str, problem: str) -> ConfigError:
+    return ConfigError(f"{name} {problem}", param=name)
