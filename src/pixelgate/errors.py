@@ -48,6 +48,42 @@ class RequestError(PixelgateError, ValueError):
     type = "invalid_request_error"
 
 
+class AuthenticationError(RequestError):
+    """The request brings no API key, or a wrong one."""
+
+    status = 401
+    code = "invalid_api_key"
+
+
+class SlowRequestError(RequestError):
+    """The request did not arrive in time."""
+
+    status = 408
+    code = "request_timeout"
+
+
+class HeaderError(RequestError):
+    """A request head above a configured limit."""
+
+    status = 431
+    code = "header_too_large"
+
+
+class BusyError(PixelgateError):
+    """The gateway has no room for the request now; the client should try again later."""
+
+    status = 429
+    type = "rate_limit_error"
+    code = "gateway_busy"
+
+
+class FullError(BusyError):
+    """The gateway has no room for another connection now."""
+
+    status = 503
+    type = "server_error"
+
+
 class OptionError(RequestError):
     """A processor option that is unknown or has an impossible value."""
 

@@ -19,7 +19,7 @@ from starlette.applications import Starlette
 
 from pixelgate.demo import CHECKPOINT
 from pixelgate.gateway.app import create_app
-from pixelgate.gateway.serve import server_config
+from pixelgate.gateway.serve import admin_listener, server_config
 from pixelgate.gateway.served import open_model
 from pixelgate.gateway.settings import GatewaySettings, ModelSettings
 from pixelgate.testing.strict_engine import StrictEngine
@@ -35,6 +35,7 @@ class Gateway:
     app: Starlette
     port: int
     client: httpx.AsyncClient
+    admin_port: int | None = None
 
     async def ask(self, content="Hello", *, model="demo", headers=None, **fields):
         body = {"model": model, "messages": [{"role": "user", "content": content}], **fields}
@@ -65,9 +66,13 @@ async def gateway(engines, **settings):
     task = asyncio.create_task(server.serve())
     await until(lambda: server.started)
     port = server.servers[0].sockets[0].getsockname()[1]
+    scheme = "https" if settings.tls_cert else "http"
     try:
-        async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", timeout=20) as client:
-            yield Gateway(app, port, client)
+        async with (
+            admin_listener(app.state.admin, settings) as admin_port,
+            httpx.AsyncClient(base_url=f"{scheme}://127.0.0.1:{port}", timeout=20, verify=False) as client,
+        ):
+            yield Gateway(app, port, client, admin_port)
     finally:
         server.should_exit = True
         await task

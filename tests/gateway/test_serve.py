@@ -103,6 +103,33 @@ async def test_a_port_that_is_taken():
     assert log[-1] == "pixelgate: the gateway did not start; the log above says why\n"
 
 
+async def test_an_admin_port_that_is_taken():
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        async with (
+            strict_engine() as engine,
+            process(engine.url, checkpoint=(str(CHECKPOINT), "--admin-host", str(port))) as (running, _, log),
+        ):
+            assert await asyncio.wait_for(running.wait(), 10) == 1
+    assert log[-1].startswith(f"pixelgate: admin_host {port} cannot be listened on: Address already in use")
+
+
+async def test_both_listeners_end_with_a_signal():
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        admin = free.getsockname()[1]
+    async with (
+        strict_engine() as engine,
+        process(engine.url, checkpoint=(str(CHECKPOINT), "--admin-host", str(admin))) as (running, port, _),
+        httpx.AsyncClient() as client,
+    ):
+        assert (await client.get(f"http://127.0.0.1:{admin}/metrics")).status_code == 200
+        assert (await client.get(f"http://127.0.0.1:{port}/metrics")).status_code == 404
+        running.send_signal(signal.SIGTERM)
+        assert await asyncio.wait_for(running.wait(), 10) == -signal.SIGTERM
+        log = (await running.stderr.read()).decode()
+    assert "Traceback" not in log
+
+
 def test_a_gateway_without_an_engine_says_so(caplog):
     model = ModelSettings(str(CHECKPOINT), ("vllm+grpc://127.0.0.1:1",), "demo")
     with pytest.raises(ConfigError, match=r"no engine of model .demo. answered within 1\.5 seconds"):
@@ -120,7 +147,7 @@ async def test_a_signal_ends_the_wait_for_an_engine():
     assert "Traceback" not in "".join(log)
 
 
-def test_the_process_keeps_memory_and_a_quiet_log(monkeypatch):
+def test_the_process_keeps_memory_and_a_quiet_log(monkeypatch, caplog):
     monkeypatch.setattr(serve, "server_config", lambda *_: pytest.fail("not reached"))
     kept = []
     monkeypatch.setattr(serve, "keep_memory", lambda pictures: kept.append(pictures))
@@ -129,3 +156,7 @@ def test_the_process_keeps_memory_and_a_quiet_log(monkeypatch):
     assert kept == [3]
     assert not logging.getLogger("PIL.TiffImagePlugin").isEnabledFor(logging.ERROR)
     assert not file_download.logger.isEnabledFor(logging.WARNING)
+    with caplog.at_level(logging.INFO):
+        for line in ("Invalid HTTP request received.", "Unsupported upgrade request.", "Application startup complete."):
+            logging.getLogger("uvicorn.error").warning(line)
+    assert [record.message for record in caplog.records] == ["Application startup complete."]

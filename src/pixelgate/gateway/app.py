@@ -11,12 +11,14 @@ from contextlib import AsyncExitStack, asynccontextmanager
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
+from starlette.middleware import Middleware
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
 from pixelgate.engines.engine import EngineFacts
 from pixelgate.errors import RequestError
+from pixelgate.gateway.access import Access, digests
 from pixelgate.gateway.chat import Services
 from pixelgate.gateway.completions import PATH, ChatCompletions
 from pixelgate.gateway.metrics import Metrics
@@ -30,18 +32,28 @@ log = logging.getLogger(__name__)
 
 
 def create_app(settings: GatewaySettings, models: Sequence[ServedModel]) -> Starlette:
-    """The ASGI application, to be run once. Engines are connected when it starts; ConfigError ends the start."""
+    """The ASGI application, to be run once. Engines are connected when it starts; ConfigError ends the start.
+
+    With ``settings.admin_host`` its ``state.admin`` is the application of the admin listener, to be run beside it.
+    """
     gateway = _Gateway(settings, models)
+    health, metrics = Route("/health", gateway.health), Route("/metrics", gateway.show_metrics)
+    admin_address = settings.admin_address
     app = Starlette(
         routes=[
             Route(PATH, gateway.chat_completions, methods=["POST"]),
             Route("/v1/models", gateway.list_models),
-            Route("/health", gateway.health),
-            Route("/metrics", gateway.show_metrics),
+            health,
+            *([metrics] if admin_address is None else []),
         ],
+        middleware=[Middleware(Access, keys=digests(settings), trusted=settings.trusted_networks)],
         lifespan=gateway.lifespan,
         exception_handlers={HTTPException: _not_found},
     )
+    app.state.admin = None
+    if admin_address is not None:
+        app.state.admin = Starlette(routes=[health, metrics], exception_handlers={HTTPException: _not_found})
+        app.state.admin.router.redirect_slashes = False
     app.router.redirect_slashes = False  # a redirect would repeat whatever Host the client sent
     return app
 

@@ -9,15 +9,26 @@ from typing import Any
 import msgspec
 from starlette.responses import Response
 
-from pixelgate.errors import InternalError, PixelgateError
+from pixelgate.errors import AuthenticationError, BusyError, InternalError, PixelgateError
 from pixelgate.gateway.wire import error_body
 
 log = logging.getLogger(__name__)
+_RETRY_AFTER = "1"  # seconds
 
 
 def as_json(value: Any, *, status: int = 200, headers: Mapping[str, str] | None = None) -> Response:
     """A JSON response."""
     return Response(msgspec.json.encode(value), status, headers, media_type="application/json")
+
+
+def error_response(error: PixelgateError) -> Response:
+    """An error's response, with what its status needs in the head."""
+    headers = {}
+    if isinstance(error, BusyError):
+        headers["retry-after"] = _RETRY_AFTER
+    if isinstance(error, AuthenticationError):
+        headers["www-authenticate"] = "Bearer"
+    return as_json(error_object(error), status=error.status, headers=headers)
 
 
 def noted(failure: Exception, request_id: str) -> PixelgateError:

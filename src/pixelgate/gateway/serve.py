@@ -5,22 +5,33 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import socket
+import ssl
 import warnings
+from collections.abc import AsyncIterator
+from contextlib import AbstractContextManager, asynccontextmanager, nullcontext
+from functools import partial
+from pathlib import Path
+from typing import Any
 
 import uvicorn
 
 from pixelgate.errors import ConfigError
 from pixelgate.gateway import received
+from pixelgate.gateway.access import digests
 from pixelgate.gateway.app import create_app
+from pixelgate.gateway.protocol import LimitedProtocol
 from pixelgate.gateway.served import ServedModel, open_model
 from pixelgate.gateway.settings import GatewaySettings, refuse_same_names
 from pixelgate.process import keep_memory
+
+_STRANGERS = ("Invalid HTTP request", "Unsupported upgrade request", "No supported WebSocket library")
 
 
 def run(settings: GatewaySettings) -> None:
     """Serve until a signal ends it. Raises ConfigError or CheckpointError when the gateway cannot start."""
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
-    quieten_decoders()
+    quieten_strangers()
     quieten_downloads()
     keep_memory(pictures=settings.workers)
     with contextlib.suppress(KeyboardInterrupt):  # uvicorn raises SIGINT anew once everything is closed
@@ -28,14 +39,18 @@ def run(settings: GatewaySettings) -> None:
 
 
 def _run(settings: GatewaySettings) -> None:
+    check_tls(settings)
+    digests(settings)  # a wrong file is told now, before anything is waited for
     models = _open_models(settings)
-    server = uvicorn.Server(server_config(create_app(settings, models), settings))
+    app = create_app(settings, models)
+    server = uvicorn.Server(server_config(app, settings))
 
     async def serve() -> None:
         # Before the server starts: so a refusal is one readable line, and a signal ends the wait for an engine.
         for model in models:
             await model.connect(settings.engine_wait)
-        await server.serve()
+        async with admin_listener(app.state.admin, settings):
+            await server.serve()
 
     try:
         with asyncio.Runner(loop_factory=server.config.get_loop_factory()) as runner:
@@ -57,18 +72,73 @@ def _open_models(settings: GatewaySettings) -> list[ServedModel]:
 
 def server_config(app: object, settings: GatewaySettings) -> uvicorn.Config:
     """How the HTTP server runs: fast loop and parser, no log line a request, no name of the software in replies."""
+    tls = {"ssl_certfile": settings.tls_cert, "ssl_keyfile": settings.tls_key} if settings.tls_cert else {}
+    return _config(app, settings, host=settings.host, port=settings.port, lifespan="on", **tls)
+
+
+@asynccontextmanager
+async def admin_listener(app: object | None, settings: GatewaySettings) -> AsyncIterator[int | None]:
+    """Serve the admin's application, if there is one, as long as the block runs; yields its port.
+
+    It has connections of its own, so that strangers cannot take them all, and leaves signals to the gateway's server.
+    """
+    if app is None or settings.admin_address is None:
+        yield None
+        return
+    family = socket.AF_INET6 if ":" in settings.admin_address[0] else socket.AF_INET
+    try:
+        listening = socket.create_server(settings.admin_address, family=family)
+    except OSError as failure:
+        raise ConfigError(f"admin_host {settings.admin_host} cannot be listened on: {failure.strerror}") from None
+    server = _Beside(_config(app, settings, lifespan="off"))
+    serving = asyncio.create_task(server.serve(sockets=[listening]))
+    try:
+        yield listening.getsockname()[1]
+    finally:
+        server.should_exit = True
+        await serving
+
+
+class _Beside(uvicorn.Server):
+    """A server that does not catch signals."""
+
+    def capture_signals(self) -> AbstractContextManager[None]:  # type: ignore[override]
+        """Leave them alone."""
+        return nullcontext()
+
+
+def check_tls(settings: GatewaySettings) -> None:
+    """Raise ConfigError unless certificate and key can be read and belong together."""
+    if not settings.tls_cert:
+        return
+    for name in ("tls_cert", "tls_key"):
+        path = getattr(settings, name)
+        try:
+            Path(path).read_bytes()
+        except OSError as failure:
+            raise ConfigError(f"{name} {path} cannot be read: {failure.strerror}") from None
+    try:
+        # an empty password, so that a key that needs one is refused instead of asked for on the terminal
+        ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(settings.tls_cert, settings.tls_key, password="")
+    except (ssl.SSLError, ValueError):
+        raise ConfigError(
+            f"tls_cert {settings.tls_cert} and tls_key {settings.tls_key} are no pair of PEM files, "
+            "a certificate with its chain and its private key without a password"
+        ) from None
+
+
+def _config(app: object, settings: GatewaySettings, **options: Any) -> uvicorn.Config:
     return uvicorn.Config(
         app,  # type: ignore[arg-type]
-        host=settings.host,
-        port=settings.port,
         loop="uvloop",
-        http="httptools",
+        http=partial(LimitedProtocol, settings),  # type: ignore[arg-type]
         ws="none",
-        lifespan="on",
         access_log=False,
         server_header=False,
+        proxy_headers=False,  # it would believe whoever asks from loopback; access.py asks whom to trust
         log_config=None,
         timeout_graceful_shutdown=30,
+        **options,
     )
 
 
@@ -78,7 +148,8 @@ def quieten_downloads() -> None:
         logging.getLogger(name).setLevel(logging.ERROR)
 
 
-def quieten_decoders() -> None:
-    """Strangers' broken files are answered, not logged: Pillow would log and warn about every one."""
+def quieten_strangers() -> None:
+    """Strangers' broken files and requests are answered, not logged: a line for each would let them fill the disk."""
+    logging.getLogger("uvicorn.error").addFilter(lambda record: not str(record.msg).startswith(_STRANGERS))
     logging.getLogger("PIL").setLevel(logging.CRITICAL)
     warnings.filterwarnings("ignore", module=r"PIL\.")
