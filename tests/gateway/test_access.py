@@ -201,7 +201,7 @@ async def test_metrics_on_a_listener_of_their_own():
 
 async def test_an_admin_address_that_is_not_ours():
     ours = settings(admin_host="192.0.2.1:9")
-    with pytest.raises(ConfigError, match="admin_host 192.0.2.1:9 cannot be listened on: "):
+    with pytest.raises(ConfigError, match=r"admin_host 192\.0\.2\.1:9 cannot be listened on: "):
         async with admin_listener(object(), ours):
             pass
 

@@ -19,6 +19,7 @@ from starlette.routing import Route
 from pixelgate.engines.engine import EngineFacts
 from pixelgate.errors import RequestError
 from pixelgate.gateway.access import Access, digests
+from pixelgate.gateway.budget import Budget
 from pixelgate.gateway.chat import Services
 from pixelgate.gateway.completions import PATH, ChatCompletions
 from pixelgate.gateway.metrics import Metrics
@@ -72,6 +73,8 @@ class _Gateway:
             workers=ThreadPoolExecutor(settings.workers, thread_name_prefix="pixelgate-worker"),
             buffers=BufferPool(settings.buffer_bytes),
             metrics=Metrics(),
+            encoded=Budget("bytes", settings.max_bytes_in_flight, settings.budget_wait),
+            pixels=Budget("pixels", settings.max_pixels_in_flight, settings.budget_wait),
         )
         self.chat_completions = ChatCompletions(self._services, self._models, self._facts)
 

@@ -16,10 +16,12 @@ from contextlib import aclosing, contextmanager
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
+import msgspec
 from numpy.typing import NDArray
 
 from pixelgate.engines.engine import EngineFacts, EngineRequest, Images, Span
 from pixelgate.errors import ImageRefusedError, OptionError, PixelgateError, RequestError, TooLargeError
+from pixelgate.gateway.budget import Budget, Share
 from pixelgate.gateway.check import check
 from pixelgate.gateway.messages import for_template, references
 from pixelgate.gateway.metrics import Metrics, Phases
@@ -49,6 +51,8 @@ class Services:
     workers: ThreadPoolExecutor
     buffers: BufferPool
     metrics: Metrics
+    encoded: Budget
+    pixels: Budget
 
     async def on_worker(self, work: Callable[..., _T], *arguments: Any) -> _T:
         """Run ``work`` on a worker's thread."""
@@ -57,7 +61,10 @@ class Services:
 
 @dataclass
 class Chat:
-    """One request on its way, and what its answer reports of it."""
+    """One request on its way, and what its answer reports of it.
+
+    ``encoded`` is what it holds of the bytes in flight, ``client`` who asks: the digest of a key, or an address.
+    """
 
     id: str
     request: ChatRequest
@@ -65,6 +72,8 @@ class Chat:
     facts: EngineFacts
     phases: Phases
     processor: Processor
+    encoded: Share
+    client: str
     plans: tuple[ImagePlan, ...] = ()
     prompt_tokens: int = 0
     completion_tokens: int = 0
@@ -114,7 +123,8 @@ async def prepare(chat: Chat, services: Services) -> EngineRequest:
     chat.plans = tuple(picture.plan for picture in pictures)
     admit(chat, services)
 
-    with chat.phases.measure("preprocess"):
+    with chat.phases.measure("preprocess"), services.pixels.share() as pixels, naming("messages"):
+        await pixels.take(sum(plan.height * plan.width for plan in chat.plans))
         chat.pixels = await together(tensor(chat, services, picture) for picture in pictures)
 
     with chat.phases.measure("render"):
@@ -134,6 +144,8 @@ async def prepare(chat: Chat, services: Services) -> EngineRequest:
         stream=bool(chat.request.stream),
     )
     check(request, chat.facts, chat.processor.family.placeholder_id)
+    chat.request = msgspec.structs.replace(chat.request, messages=[])  # with the data URLs: nobody reads them again
+    chat.encoded.release()
     return request
 
 
@@ -194,7 +206,7 @@ async def obtain(chat: Chat, services: Services, param: str, reference: str) -> 
         where = source.parse(reference, policy)
         if isinstance(where, source.DataSource):
             return await services.on_worker(lambda: look(source.payload(where, policy)))
-        return await services.on_worker(look, await services.fetcher.fetch(where))
+        return await services.on_worker(look, await services.fetcher.fetch(where, taking=chat.encoded.take))
 
 
 def admit(chat: Chat, services: Services) -> None:

@@ -19,12 +19,14 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from pixelgate.engines.engine import EngineFacts
-from pixelgate.errors import ModelNotFoundError, TooLargeError
+from pixelgate.errors import ModelNotFoundError, SlowRequestError, TooLargeError
 from pixelgate.gateway import wire
+from pixelgate.gateway.budget import Share
 from pixelgate.gateway.chat import Chat, Services, answer, configured, prepare
 from pixelgate.gateway.metrics import Phases
-from pixelgate.gateway.replies import as_json, error_object, noted
+from pixelgate.gateway.replies import as_json, error_object, error_response, noted
 from pixelgate.gateway.served import ServedModel
+from pixelgate.gateway.settings import GatewaySettings
 
 PATH = "/v1/chat/completions"
 
@@ -104,18 +106,19 @@ class ChatCompletions:
     async def _respond(self, exchange: Exchange, own_id: str) -> int:
         """Answer, and return the status under which the request counts."""
         try:
-            chat = await self._open_chat(exchange, own_id)
-            work = self._stream(chat, exchange) if chat.request.stream else self._complete(chat, exchange)
-            return await _unless_gone(exchange.request.receive, work)
+            with self._services.encoded.share() as encoded:
+                chat = await self._open_chat(exchange, own_id, encoded)
+                work = self._stream(chat, exchange) if chat.request.stream else self._complete(chat, exchange)
+                return await _unless_gone(exchange.request.receive, work)
         except ClientDisconnect:
             raise
         except Exception as failure:  # of whatever kind: the client gets an error object, and the log the reason
             error = noted(failure, exchange.id)
-            await exchange.reply(as_json(error_object(error), status=error.status))
+            await exchange.reply(error_response(error))
             return error.status
 
-    async def _open_chat(self, exchange: Exchange, own_id: str) -> Chat:
-        body = await _body(exchange.request, self._services.settings.max_body_bytes)
+    async def _open_chat(self, exchange: Exchange, own_id: str, encoded: Share) -> Chat:
+        body = await _body(exchange.request, self._services.settings, encoded)
         with exchange.phases.measure("parse"):
             parsed = wire.parse_chat(body)
         model = self._models.get(parsed.model)
@@ -125,7 +128,7 @@ class ChatCompletions:
         facts = self._facts[model.name]
         trusted = self._services.settings.trust_request_mm_kwargs
         processor = configured(model.processor, parsed, facts, trusted=trusted)
-        return Chat(own_id, parsed, model, facts, exchange.phases, processor)
+        return Chat(own_id, parsed, model, facts, exchange.phases, processor, encoded, exchange.request.state.client)
 
     async def _complete(self, chat: Chat, exchange: Exchange) -> int:
         request = await prepare(chat, self._services)
@@ -165,19 +168,25 @@ class ChatCompletions:
                 return error.status
 
 
-async def _body(request: Request, limit: int) -> bytes:
-    """The request body, never more than ``limit`` bytes of it in memory."""
+async def _body(request: Request, settings: GatewaySettings, encoded: Share) -> bytes:
+    """The request body, never more than the limit of it in memory, within the time there is for it."""
+    limit = settings.max_body_bytes
     too_large = TooLargeError(f"the request body is larger than the limit of {limit} bytes")
     declared = request.headers.get("content-length", "")
     if declared.isdecimal() and int(declared) > limit:
         raise too_large
     chunks: list[bytes] = []
     size = 0
-    async for chunk in request.stream():
-        size += len(chunk)
-        if size > limit:
-            raise too_large
-        chunks.append(chunk)
+    try:
+        async with asyncio.timeout(settings.body_timeout):
+            async for chunk in request.stream():
+                size += len(chunk)
+                if size > limit:
+                    raise too_large
+                await encoded.take(len(chunk))
+                chunks.append(chunk)
+    except TimeoutError:
+        raise SlowRequestError(f"the request body did not arrive within {settings.body_timeout:g} seconds") from None
     return b"".join(chunks)
 
 

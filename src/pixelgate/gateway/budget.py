@@ -1,0 +1,93 @@
+"""What all requests together may hold of something: encoded bytes, or pixels."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from types import TracebackType
+from typing import Self
+
+from pixelgate.errors import BusyError, TooLargeError
+
+
+class Budget:
+    """``total`` units of ``unit``, lent first come, first served, to requests that wait up to ``wait`` seconds.
+
+    Used from one event loop. What a request takes at once it gets at once or not at all.
+    """
+
+    def __init__(self, unit: str, total: int, wait: float) -> None:
+        self.unit = unit
+        self.total = total
+        self.wait = wait
+        self.used = 0
+        self._queue: deque[tuple[int, asyncio.Future[None]]] = deque()
+
+    def share(self) -> Share:
+        """One request's part, empty; a context manager that gives all of it back however the request ends."""
+        return Share(self)
+
+    async def take(self, amount: int) -> None:
+        """Wait for ``amount`` and hold it. Raises BusyError after ``wait`` seconds."""
+        if not self._queue and self.used + amount <= self.total:
+            self.used += amount
+            return
+        turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._queue.append((amount, turn))
+        try:
+            async with asyncio.timeout(self.wait):
+                await turn
+        except BaseException as failure:
+            if turn.done() and not turn.cancelled():  # its turn came at the very moment of its end
+                self.give_back(amount)
+            else:
+                self._lend()  # who stood behind it may fit
+            if isinstance(failure, TimeoutError):
+                raise BusyError("the gateway has too much to do at the moment; try again later") from None
+            raise
+
+    def give_back(self, amount: int) -> None:
+        """Return what was taken."""
+        self.used -= amount
+        self._lend()
+
+    def _lend(self) -> None:
+        while self._queue:
+            amount, turn = self._queue[0]
+            if not turn.done():  # done ones have given up
+                if self.used + amount > self.total:
+                    return
+                self.used += amount
+                turn.set_result(None)
+            self._queue.popleft()
+
+
+class Share:
+    """What one request holds of a budget."""
+
+    def __init__(self, budget: Budget) -> None:
+        self._budget = budget
+        self.held = 0
+
+    async def take(self, amount: int) -> None:
+        """Hold ``amount`` more. Raises BusyError, or TooLargeError where the budget could never lend that much."""
+        if self.held + amount > self._budget.total:
+            raise TooLargeError(
+                f"the request needs more than the {self._budget.total} {self._budget.unit} that all requests "
+                "together may hold"
+            )
+        await self._budget.take(amount)
+        self.held += amount
+
+    def release(self) -> None:
+        """Give everything back."""
+        self._budget.give_back(self.held)
+        self.held = 0
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.release()
