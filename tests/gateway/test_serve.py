@@ -6,6 +6,7 @@ import asyncio
 import logging
 import os
 import re
+import resource
 import signal
 import socket
 import sys
@@ -128,6 +129,16 @@ async def test_both_listeners_end_with_a_signal():
         assert await asyncio.wait_for(running.wait(), 10) == -signal.SIGTERM
         log = (await running.stderr.read()).decode()
     assert "Traceback" not in log
+
+
+def test_all_files_that_the_system_allows():
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    try:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (256, before[1]))
+        serve.allow_open_files()
+        assert resource.getrlimit(resource.RLIMIT_NOFILE) == (before[1], before[1])
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, before)
 
 
 def test_a_gateway_without_an_engine_says_so(caplog):

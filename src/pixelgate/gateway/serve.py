@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import resource
 import socket
 import ssl
 import warnings
@@ -34,6 +35,7 @@ def run(settings: GatewaySettings) -> None:
     quieten_strangers()
     quieten_downloads()
     keep_memory(pictures=settings.workers)
+    allow_open_files()
     with contextlib.suppress(KeyboardInterrupt):  # uvicorn raises SIGINT anew once everything is closed
         _run(settings)
 
@@ -140,6 +142,12 @@ def _config(app: object, settings: GatewaySettings, **options: Any) -> uvicorn.C
         timeout_graceful_shutdown=30,
         **options,
     )
+
+
+def allow_open_files() -> None:
+    """As many as the system allows: each connection and each fetch is one, and 1024 is a common start."""
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
 
 
 def quieten_downloads() -> None:
