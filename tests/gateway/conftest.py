@@ -11,7 +11,7 @@ from running import gateway, picture, strict_engine
 from pixelgate.demo import CHECKPOINT
 from pixelgate.media.policy import MediaPolicy
 from pixelgate.processor import load
-from pixelgate.prompt.tokens import Tokenizer
+from pixelgate.prompt.tokenizer_json import JsonTokenizer
 
 MODELS = {
     "demo": {"device_normalize": True},
@@ -60,7 +60,7 @@ def processor():
 
 @pytest.fixture(scope="session")
 def tokenizer():
-    return Tokenizer.from_file(CHECKPOINT / "tokenizer.json")
+    return JsonTokenizer.from_file(CHECKPOINT / "tokenizer.json")
 
 
 @pytest_asyncio.fixture(loop_scope="module")

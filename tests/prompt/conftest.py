@@ -9,7 +9,7 @@ from hypothesis import settings
 
 from pixelgate.demo import CHECKPOINT
 from pixelgate.prompt.template import ChatTemplate
-from pixelgate.prompt.tokens import Tokenizer
+from pixelgate.prompt.tokenizer_json import JsonTokenizer
 
 settings.register_profile("pixelgate", derandomize=True, deadline=None)  # the same on every machine, slow or fast
 settings.load_profile("pixelgate")
@@ -35,8 +35,8 @@ def library(trained: str) -> tokenizers.Tokenizer:
 
 
 @pytest.fixture(scope="session")
-def tokenizer(trained: str) -> Tokenizer:
-    return Tokenizer(tokenizers.Tokenizer.from_str(trained))
+def tokenizer(trained: str) -> JsonTokenizer:
+    return JsonTokenizer(tokenizers.Tokenizer.from_str(trained))
 
 
 @pytest.fixture(scope="session")

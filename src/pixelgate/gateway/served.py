@@ -13,7 +13,7 @@ from pixelgate.gateway.waiting import until_available
 from pixelgate.models import qwen_vl
 from pixelgate.processor import Processor, load
 from pixelgate.prompt.template import ChatTemplate
-from pixelgate.prompt.tokens import Tokenizer
+from pixelgate.prompt.tokens import Tokenizer, open_tokenizer
 
 _TEMPLATE_VARIABLES = ("bos_token", "eos_token", "pad_token", "unk_token")
 
@@ -59,7 +59,7 @@ def open_model(settings: ModelSettings, gateway: GatewaySettings) -> ServedModel
         raise CheckpointError(f"{checkpoint.path} has no chat template; chat requests cannot be rendered without one")
     variables = {name: _token_text(checkpoint.tokenizer_config.get(name)) for name in _TEMPLATE_VARIABLES}
     template = ChatTemplate(checkpoint.chat_template, {name: text for name, text in variables.items() if text})
-    tokenizer = Tokenizer.from_file(checkpoint.tokenizer_file)
+    tokenizer = open_tokenizer(checkpoint.tokenizer_file)
     family = processor.family
     for token in (family.placeholder, family.embedded):
         if token not in tokenizer.special_ids:

@@ -171,7 +171,7 @@ def _unquote(data: bytes) -> bytes:
     decoded[at] = high << 4 | low
     kept = np.ones(codes.size, bool)
     kept[at + 1] = kept[at + 2] = False
-    return decoded[kept].tobytes()
+    return bytes(decoded[kept])
 
 
 def _parse_url(scheme: str, rest: str, policy: MediaPolicy) -> UrlSource:

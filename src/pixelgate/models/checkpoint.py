@@ -18,6 +18,7 @@ FILES = (
     "generation_config.json",
     "tokenizer_config.json",
     "tokenizer.json",
+    "tekken.json",
     "chat_template.jinja",
     "chat_template.json",
 )
@@ -79,11 +80,11 @@ class Checkpoint:
 
     @property
     def tokenizer_file(self) -> Path:
-        """``tokenizer.json``. Raises CheckpointError when the checkpoint has none."""
-        path = self.path / "tokenizer.json"
-        if not path.is_file():
-            raise CheckpointError(f"{self.path} has no tokenizer.json; prompts cannot be tokenised without it")
-        return path
+        """``tokenizer.json``, or ``tekken.json`` where there is none. Raises CheckpointError when neither is there."""
+        for name in ("tokenizer.json", "tekken.json"):
+            if (self.path / name).is_file():
+                return self.path / name
+        raise CheckpointError(f"{self.path} has no tokenizer.json; prompts cannot be tokenised without it")
 
     @property
     def eos_token_ids(self) -> tuple[int, ...]:
