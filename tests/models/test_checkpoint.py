@@ -33,6 +33,10 @@ def test_a_whole_checkpoint(folder):
     assert checkpoint.eos_token_ids == (2, 3)
     assert checkpoint.chat_template == "{{ messages }}"
     assert checkpoint.tokenizer_file == path / "tokenizer.json"
+    (path / "tekken.json").write_text("{}")
+    assert checkpoint.tokenizer_file == path / "tokenizer.json"
+    (path / "tokenizer.json").unlink()
+    assert checkpoint.tokenizer_file == path / "tekken.json"
 
 
 def test_newer_checkpoints_keep_the_image_processor_in_processor_config(folder):

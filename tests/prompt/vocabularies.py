@@ -56,7 +56,7 @@ def tekken(path: Path) -> Path:
     special = ["<unk>", "<s>", "</s>", "[INST]", "[/INST]", "[IMG]", "[IMG_BREAK]", "[IMG_END]"]
     vocabulary = {
         "config": {
-            "pattern": r"[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+|\s+",
+            "pattern": r"[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+",
             "num_vocab_tokens": 256 + len(longer),
             "default_vocab_size": 256 + len(longer) + 10,
             "default_num_special_tokens": 10,
