@@ -67,7 +67,7 @@ def serve():
                 self.answer(200, engine.models)
 
             def do_POST(self):
-                assert self.path == "/v1/chat/completions/render"
+                assert self.path == "/v1/chat/completions/render?tensors=1"
                 body = json.loads(self.rfile.read(int(self.headers["content-length"])))
                 self.answer(engine.status, engine.render(body) if engine.status == 200 else {"error": "no such thing"})
 

@@ -15,6 +15,7 @@ from pixelgate.errors import ConfigError, MediaError
 from pixelgate.media.decode import read_path
 from pixelgate.models.pixtral import Pixtral
 from pixelgate.pixels.plan import ImagePlan
+from pixelgate.pixels.tensor import of_one
 from pixelgate.processor import Processor
 
 if TYPE_CHECKING:
@@ -73,12 +74,7 @@ def _item(processor: Processor, data: bytes, dtype: str | None) -> tuple[ImagePl
     inputs = processor(data, dtype=dtype)
     pixels = inputs.per_image(0)[processor.family.pixels_name]
     tensors = processor.family.tensors(inputs.plans, [pixels])
-    counted = {tensor.sizes for tensor in tensors}  # an item alone needs no sizes to be cut by
-    return inputs.plans[0], {
-        tensor.name: tensor.parts[0][0] if tensor.field == "batched" else tensor.parts[0]
-        for tensor in tensors
-        if tensor.name not in counted
-    }
+    return inputs.plans[0], {tensor.name: array for tensor, array in of_one(tensors, 0)}
 
 
 def compare(

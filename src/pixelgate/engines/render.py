@@ -1,29 +1,25 @@
 """What a vLLM would make of a picture: its ``/v1/chat/completions/render``, an oracle for comparisons.
 
-The engine must run with ``--enable-scale-out``. Tensors come as msgpack, one map per picture, of
-``[dtype, shape, extension 3: bytes]``.
+The engine must run with ``--enable-scale-out``. A gateway of ours answers in the same form.
 """
 
 from __future__ import annotations
 
 import base64
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import aiohttp
-import ml_dtypes
 import msgspec
-import numpy as np
 from numpy.typing import NDArray
 
+from pixelgate.engines import vllm_item
 from pixelgate.engines.engine import Span
 from pixelgate.errors import EngineError
 
-_RAW = 3
+_PATH = "/v1/chat/completions/render?tensors=1"  # a vLLM gives them unasked
 _TIMEOUT = aiohttp.ClientTimeout(total=120, connect=10)
-_DTYPES: dict[str, Any] = {"bfloat16": ml_dtypes.bfloat16}
 
 
 @dataclass(frozen=True)
@@ -49,7 +45,7 @@ async def render(url: str, data: bytes, options: Mapping[str, Any]) -> Rendered:
             body["model"] = models["data"][0]["id"]
         except (LookupError, TypeError):
             raise EngineError(f"the engine at {url} names no model") from None
-        answer = await _json(session.post(f"{url}/v1/chat/completions/render", json=body), url)
+        answer = await _json(session.post(f"{url}{_PATH}", json=body), url)
     try:
         return _rendered(answer)
     except (LookupError, TypeError, ValueError) as failure:
@@ -72,16 +68,5 @@ async def _json(request: Any, url: str) -> Any:
 def _rendered(answer: Any) -> Rendered:
     features = answer["features"]
     (item,), (span,) = features["kwargs_data"]["image"], features["mm_placeholders"]["image"]
-    elements = msgspec.msgpack.decode(base64.b64decode(item))
-    arrays = {name: _array(*element["data"]) for name, element in elements.items()}
+    arrays = vllm_item.unpack(base64.b64decode(item))
     return Rendered(tuple(answer["token_ids"]), Span(span["offset"], span["length"]), arrays)
-
-
-def _array(dtype: str, shape: list[int], data: Any) -> NDArray[Any]:
-    if not isinstance(data, msgspec.msgpack.Ext) or data.code != _RAW:
-        raise ValueError("a tensor is not raw bytes")
-    kind: np.dtype[Any] = np.dtype(_DTYPES.get(dtype, dtype))
-    raw = bytes(data.data)
-    if math.prod(shape) * kind.itemsize != len(raw):
-        raise ValueError(f"a tensor {dtype}{shape} has {len(raw)} bytes")
-    return np.frombuffer(raw, kind).reshape(shape)

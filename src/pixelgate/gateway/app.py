@@ -21,15 +21,19 @@ from pixelgate.errors import RequestError
 from pixelgate.gateway.access import Access, digests
 from pixelgate.gateway.budget import Budget
 from pixelgate.gateway.chat import Services
-from pixelgate.gateway.completions import PATH, ChatCompletions
+from pixelgate.gateway.completions import ChatCompletions
+from pixelgate.gateway.endpoint import Endpoint
 from pixelgate.gateway.metrics import Metrics
+from pixelgate.gateway.render import RenderChat
 from pixelgate.gateway.replies import as_json, error_object
 from pixelgate.gateway.served import ServedModel
 from pixelgate.gateway.settings import GatewaySettings
+from pixelgate.gateway.tokenization import Detokenize, Tokenize
 from pixelgate.media.fetch import Fetcher
 from pixelgate.pixels.buffers import BufferPool
 
 log = logging.getLogger(__name__)
+_ENDPOINTS: tuple[type[Endpoint], ...] = (ChatCompletions, RenderChat, Tokenize, Detokenize)
 
 
 def create_app(settings: GatewaySettings, models: Sequence[ServedModel]) -> Starlette:
@@ -42,7 +46,7 @@ def create_app(settings: GatewaySettings, models: Sequence[ServedModel]) -> Star
     admin_address = settings.admin_address
     app = Starlette(
         routes=[
-            Route(PATH, gateway.chat_completions, methods=["POST"]),
+            *(Route(kind.path, kind(*gateway.shared), methods=["POST"]) for kind in _ENDPOINTS),
             Route("/v1/models", gateway.list_models),
             health,
             *([metrics] if admin_address is None else []),
@@ -76,7 +80,7 @@ class _Gateway:
             encoded=Budget("bytes", settings.max_bytes_in_flight, settings.budget_wait),
             pixels=Budget("pixels", settings.max_pixels_in_flight, settings.budget_wait),
         )
-        self.chat_completions = ChatCompletions(self._services, self._models, self._facts)
+        self.shared = self._services, self._models, self._facts
 
     @asynccontextmanager
     async def lifespan(self, app: Starlette) -> AsyncIterator[None]:

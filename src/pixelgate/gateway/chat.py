@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import time
-from collections.abc import AsyncGenerator, Callable, Coroutine, Iterable, Iterator
+from collections.abc import AsyncGenerator, Callable, Coroutine, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import aclosing, contextmanager
 from dataclasses import dataclass, field
@@ -37,6 +37,7 @@ from pixelgate.pixels.plan import ImagePlan, execute
 from pixelgate.processor import Processor
 from pixelgate.prompt.expand import Prompt, build
 from pixelgate.prompt.stops import StopStrings
+from pixelgate.prompt.template import ChatTemplate
 from pixelgate.prompt.tokens import Detokenizer, Tokenizer
 
 _T = TypeVar("_T")
@@ -111,24 +112,14 @@ def configured(processor: Processor, request: ChatRequest, facts: EngineFacts, *
 
 async def prepare(chat: Chat, services: Services) -> EngineRequest:
     """Everything before the engine: pictures to tensors, messages to token ids, and the check that they agree."""
-    wanted = list(references(chat.request.messages))
-    limit = services.settings.media.max_images
-    if chat.facts.max_images is not None:
-        limit = min(limit, chat.facts.max_images)
-    if len(wanted) > limit:
-        raise RequestError(f"the request has {len(wanted)} pictures; at most {limit} are allowed", param="messages")
-
-    with chat.phases.measure("fetch"):
-        pictures = await together(obtain(chat, services, param, reference) for param, reference in wanted)
-    chat.plans = tuple(picture.plan for picture in pictures)
+    pictures = await plan_pictures(chat, services)
     admit(chat, services)
 
     with chat.phases.measure("preprocess"), services.pixels.share() as pixels, naming("messages"):
         await pixels.take(sum(plan.height * plan.width for plan in chat.plans))
         chat.pixels = await together(tensor(chat, services, picture) for picture in pictures)
 
-    with chat.phases.measure("render"):
-        prompt = await services.on_worker(render, chat)
+    prompt = await render_prompt(chat, services)
     chat.prompt_tokens = len(prompt.token_ids)
     if chat.facts.max_context is not None and chat.prompt_tokens >= chat.facts.max_context:
         raise RequestError(
@@ -147,6 +138,29 @@ async def prepare(chat: Chat, services: Services) -> EngineRequest:
     chat.request = msgspec.structs.replace(chat.request, messages=[])  # with the data URLs: nobody reads them again
     chat.encoded.release()
     return request
+
+
+async def plan_pictures(chat: Chat, services: Services) -> list[Picture]:
+    """Fetch every picture and plan it; no pixel is decoded. Raises RequestError for more than are allowed."""
+    wanted = list(references(chat.request.messages))
+    limit = services.settings.media.max_images
+    if chat.facts.max_images is not None:
+        limit = min(limit, chat.facts.max_images)
+    if len(wanted) > limit:
+        raise RequestError(f"the request has {len(wanted)} pictures; at most {limit} are allowed", param="messages")
+
+    with chat.phases.measure("fetch"):
+        pictures = await together(obtain(chat, services, param, reference) for param, reference in wanted)
+    chat.plans = tuple(picture.plan for picture in pictures)
+    return pictures
+
+
+async def render_prompt(chat: Chat, services: Services) -> Prompt:
+    """Messages to token ids, on a worker."""
+    with chat.phases.measure("render"):
+        return await services.on_worker(
+            render, chat.request, chat.processor, chat.model.template, chat.model.tokenizer, chat.plans
+        )
 
 
 async def answer(chat: Chat, request: EngineRequest, services: Services) -> AsyncGenerator[str, None]:
@@ -244,18 +258,24 @@ async def tensor(chat: Chat, services: Services, picture: Picture) -> NDArray[An
     return made
 
 
-def render(chat: Chat) -> Prompt:
+def render(
+    request: ChatRequest,
+    processor: Processor,
+    template: ChatTemplate,
+    tokenizer: Tokenizer,
+    plans: Sequence[ImagePlan],
+) -> Prompt:
     """Messages to token ids, each picture's placeholder expanded."""
-    family = chat.processor.family
+    family = processor.family
     return build(
-        for_template(chat.request.messages),
-        chat.model.template,
-        chat.model.tokenizer,
+        for_template(request.messages),
+        template,
+        tokenizer,
         placeholder=family.placeholder,
-        expansions=[_ids(family.expansion(plan), chat.model.tokenizer) for plan in chat.plans],
-        add_generation_prompt=chat.request.add_generation_prompt is not False,
-        tools=None if chat.request.tool_choice == "none" else chat.request.tools,
-        template_kwargs=chat.request.chat_template_kwargs,
+        expansions=[_ids(family.expansion(plan), tokenizer) for plan in plans],
+        add_generation_prompt=request.add_generation_prompt is not False,
+        tools=None if request.tool_choice == "none" else request.tools,
+        template_kwargs=request.chat_template_kwargs,
     )
 
 

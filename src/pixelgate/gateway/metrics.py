@@ -26,7 +26,7 @@ class Metrics:
             "pixelgate_image_tokens", "Prompt tokens of one picture.", buckets=_TOKENS, registry=self.registry
         )
         self.tensor_bytes = Counter("pixelgate_tensor_bytes", "Bytes of pixel tensors made.", registry=self.registry)
-        self.in_flight = Gauge("pixelgate_requests_in_flight", "Chat requests under way.", registry=self.registry)
+        self.in_flight = Gauge("pixelgate_requests_in_flight", "Requests under way.", registry=self.registry)
 
     def exposition(self) -> bytes:
         """The Prometheus text format."""

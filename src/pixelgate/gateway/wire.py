@@ -7,13 +7,14 @@ clients send more than any server knows.
 from __future__ import annotations
 
 import re
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 import msgspec
 
 from pixelgate.errors import PixelgateError, RequestError
 
 MAX_STOPS = 16
+_T = TypeVar("_T")
 Role = Literal["system", "developer", "user", "assistant", "tool"]
 
 
@@ -117,14 +118,19 @@ _WORDS = {
 }
 
 
-def parse_chat(body: bytes | bytearray) -> ChatRequest:
-    """Validate a request body. Raises RequestError whose ``param`` names the field."""
+def decoded(decoder: msgspec.json.Decoder[_T], body: bytes | bytearray) -> _T:
+    """A body as the decoder's type. Raises RequestError whose ``param`` names the field."""
     try:
-        request = _DECODER.decode(body)
+        return decoder.decode(body)
     except msgspec.ValidationError as failure:
         raise _invalid(str(failure)) from None
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         raise RequestError("the body is not valid JSON") from None
+
+
+def parse_chat(body: bytes | bytearray) -> ChatRequest:
+    """Validate a request body. Raises RequestError whose ``param`` names the field."""
+    request = decoded(_DECODER, body)
     if not request.messages:
         raise RequestError("messages must hold at least one message", param="messages")
     for i, message in enumerate(request.messages):

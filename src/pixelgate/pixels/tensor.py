@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -41,3 +42,15 @@ class Tensor:
     def joined(self) -> NDArray[Any]:
         """All parts as one array; a view, not a copy, when there is one part."""
         return self.parts[0] if len(self.parts) == 1 else np.concatenate(self.parts)
+
+
+def of_one(tensors: Sequence[Tensor], index: int) -> Iterator[tuple[Tensor, NDArray[Any]]]:
+    """Image ``index`` as if it were alone, with each tensor's name and layout, for engines that take one at a time.
+
+    What is batched loses the dimension that counts images; tensors that only hold sizes are left out.
+    """
+    sizes = {tensor.sizes for tensor in tensors}
+    for tensor in tensors:
+        if tensor.name not in sizes:
+            part = tensor.parts[index]
+            yield tensor, part[0] if tensor.field == "batched" else part

@@ -1,0 +1,181 @@
+"""A request as HTTP sees it: a body in, one reply or a stream of events out, and a client that may hang up."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import re
+import uuid
+from abc import ABC, abstractmethod
+from collections.abc import Coroutine, Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar, TypeVar
+
+from starlette.datastructures import Headers
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+
+from pixelgate.engines.engine import EngineFacts
+from pixelgate.errors import ModelNotFoundError, SlowRequestError, TooLargeError
+from pixelgate.gateway import wire
+from pixelgate.gateway.budget import Share
+from pixelgate.gateway.chat import Chat, Services, configured
+from pixelgate.gateway.metrics import Phases
+from pixelgate.gateway.replies import error_response, noted
+from pixelgate.gateway.served import ServedModel
+from pixelgate.gateway.settings import GatewaySettings
+
+log = logging.getLogger(__name__)
+_T = TypeVar("_T")
+_REQUEST_ID = re.compile(r"[A-Za-z0-9_.:-]{1,64}")
+_CLIENT_GONE = 499  # nginx's code for a client that did not wait; seen in metrics only
+_STREAM_HEADERS = {
+    "content-type": "text/event-stream; charset=utf-8",
+    "cache-control": "no-cache",
+    "x-accel-buffering": "no",
+}
+
+
+@dataclass(frozen=True)
+class Exchange:
+    """A request, and the way back to its client. ``id`` is the client's name for it in headers and in the log.
+
+    Engines get ``own_id``: two requests may come with the same name, and the end of one would abort both.
+    """
+
+    request: Request
+    send: Send
+    id: str
+    own_id: str
+    phases: Phases
+
+    @property
+    def headers(self) -> dict[str, str]:
+        """What the head of every reply has."""
+        timing = self.phases.server_timing()
+        return {"x-request-id": self.id, **({"server-timing": timing} if timing else {})}
+
+    async def reply(self, response: Response) -> None:
+        """Send a whole response."""
+        response.headers.update(self.headers)
+        await response(self.request.scope, self.request.receive, self.send)
+
+    async def start_stream(self) -> None:
+        """Send the head of a stream of events."""
+        head = Headers({**_STREAM_HEADERS, **self.headers}).raw
+        await self.send({"type": "http.response.start", "status": 200, "headers": head})
+
+    async def write(self, data: bytes, *, last: bool = False) -> None:
+        """Send a piece of the stream."""
+        await self.send({"type": "http.response.body", "body": data, "more_body": not last})
+
+
+class Endpoint(ABC):
+    """A route with a model in its request's body, as an ASGI application.
+
+    One coroutine has a request from its first byte to its last and ends when the client hangs up; so the engine's
+    request is aborted and the request is counted whatever happens, be it between the first text and its sending.
+    """
+
+    path: ClassVar[str]
+
+    def __init__(self, services: Services, models: Mapping[str, ServedModel], facts: Mapping[str, EngineFacts]) -> None:
+        self.services = services
+        self._models = models
+        self._facts = facts
+
+    @abstractmethod
+    def begin(self, exchange: Exchange, body: bytes, encoded: Share) -> Coroutine[Any, Any, int]:
+        """Read the body, and return the work of answering, whose result is the status under which to count it."""
+
+    def open_chat(self, exchange: Exchange, body: bytes, encoded: Share) -> Chat:
+        """A chat request from its body. Raises RequestError."""
+        with exchange.phases.measure("parse"):
+            parsed = wire.parse_chat(body)
+        model, facts = self.model(parsed.model)
+        processor = configured(model.processor, parsed, facts, trusted=self.services.settings.trust_request_mm_kwargs)
+        client = exchange.request.state.client
+        return Chat(exchange.own_id, parsed, model, facts, exchange.phases, processor, encoded, client)
+
+    def model(self, name: str) -> tuple[ServedModel, EngineFacts]:
+        """The model that clients call ``name``. Raises ModelNotFoundError."""
+        if name not in self._models:
+            known = ", ".join(self._models)
+            raise ModelNotFoundError(f"this gateway does not serve that model; it serves {known}", param="model")
+        return self._models[name], self._facts[name]
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer one request."""
+        request = Request(scope, receive)
+        own_id = f"chatcmpl-{uuid.uuid4().hex}"
+        sent_id = request.headers.get("x-request-id", "")
+        metrics = self.services.metrics
+        shown_id = sent_id if _REQUEST_ID.fullmatch(sent_id) else own_id
+        exchange = Exchange(request, send, shown_id, own_id, Phases(metrics))
+        status = 500
+        metrics.in_flight.inc()
+        try:
+            status = await self._respond(exchange)
+        except ClientDisconnect:
+            status = _CLIENT_GONE
+            log.info("%s: the client hung up", exchange.id)
+        finally:
+            metrics.in_flight.dec()
+            metrics.requests.labels(self.path, status).inc()
+            exchange.phases.finish()
+
+    async def _respond(self, exchange: Exchange) -> int:
+        """Answer, and return the status under which the request counts."""
+        try:
+            with self.services.encoded.share() as encoded:
+                work = self.begin(exchange, await _body(exchange.request, self.services.settings, encoded), encoded)
+                return await _unless_gone(exchange.request.receive, work)
+        except ClientDisconnect:
+            raise
+        except Exception as failure:  # of whatever kind: the client gets an error object, and the log the reason
+            error = noted(failure, exchange.id)
+            await exchange.reply(error_response(error))
+            return error.status
+
+
+async def _body(request: Request, settings: GatewaySettings, encoded: Share) -> bytes:
+    """The request body, never more than the limit of it in memory, within the time there is for it."""
+    limit = settings.max_body_bytes
+    too_large = TooLargeError(f"the request body is larger than the limit of {limit} bytes")
+    declared = request.headers.get("content-length", "")
+    if declared.isdecimal() and int(declared) > limit:
+        raise too_large
+    chunks: list[bytes] = []
+    size = 0
+    try:
+        async with asyncio.timeout(settings.body_timeout):
+            async for chunk in request.stream():
+                size += len(chunk)
+                if size > limit:
+                    raise too_large
+                await encoded.take(len(chunk))
+                chunks.append(chunk)
+    except TimeoutError:
+        raise SlowRequestError(f"the request body did not arrive within {settings.body_timeout:g} seconds") from None
+    return b"".join(chunks)
+
+
+async def _unless_gone(receive: Receive, work: Coroutine[Any, Any, _T]) -> _T:
+    """Do ``work``. When the client hangs up it is cancelled, and ClientDisconnect is raised."""
+    task = asyncio.create_task(work)
+    gone = asyncio.create_task(_hang_up(receive))
+    try:
+        await asyncio.wait((task, gone), return_when=asyncio.FIRST_COMPLETED)
+        if not task.done():
+            raise ClientDisconnect
+        return task.result()
+    finally:
+        for left in (task, gone):
+            left.cancel()
+        await asyncio.gather(task, gone, return_exceptions=True)
+
+
+async def _hang_up(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass
