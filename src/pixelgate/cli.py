@@ -64,10 +64,14 @@ def _parser() -> argparse.ArgumentParser:
     _processor_flags(process)
     process.set_defaults(run=_process)
 
-    tokens = commands.add_parser("tokens", help="count the prompt tokens of pictures, from their headers alone")
+    tokens = commands.add_parser("tokens", help="count the prompt tokens of pictures, or of a conversation")
     tokens.add_argument("checkpoint", help=_CHECKPOINT)
     tokens.add_argument("images", nargs="*", metavar="IMAGE")
     tokens.add_argument("--size", action="append", default=[], metavar="WxH", help="a size instead of a picture")
+    tokens.add_argument(
+        "--messages", metavar="FILE", help="a JSON list of messages, or a chat request; pictures relative to the file"
+    )
+    tokens.add_argument("--ids", action="store_true", help="with --messages: the token ids of the prompt as well")
     _processor_flags(tokens)
     tokens.set_defaults(run=_tokens)
 
@@ -169,9 +173,13 @@ def _print_arrays(inputs: ImageInputs) -> None:
 
 
 def _tokens(parsed: argparse.Namespace) -> None:
-    if not parsed.images and not parsed.size:
-        raise ConfigError("give a picture, or --size WIDTHxHEIGHT")
+    if bool(parsed.images or parsed.size) == bool(parsed.messages):
+        raise ConfigError("give pictures, --size WIDTHxHEIGHT, or --messages FILE")
+    if parsed.ids and not parsed.messages:
+        raise ConfigError("--ids goes with --messages")
     processor = _processor(parsed)
+    if parsed.messages:
+        _tokens_of_messages(processor, parsed)
     for size in parsed.size:
         match = re.fullmatch(r"(\d{1,6})x(\d{1,6})", size)
         if match is None:
@@ -182,6 +190,16 @@ def _tokens(parsed: argparse.Namespace) -> None:
         with _about(image):
             header = processor.header(image)
             print(f"{processor.plan(height=header.height, width=header.width).tokens}\t{image}")
+
+
+def _tokens_of_messages(processor: Processor, parsed: argparse.Namespace) -> None:
+    with _gateway_installed():
+        from pixelgate.conversation import count
+    counted = count(processor, Path(parsed.messages))
+    for name, tokens in (("prompt", len(counted.token_ids)), *counted.images):
+        print(f"{tokens}\t{name}")
+    if parsed.ids:
+        print(*counted.token_ids)
 
 
 def _parity(parsed: argparse.Namespace) -> int:

@@ -50,6 +50,22 @@ def open_model(settings: ModelSettings, gateway: GatewaySettings) -> ServedModel
         policy=gateway.media,
     ).with_options(**settings.mm_processor_kwargs)
     checkpoint = processor.checkpoint
+    template, tokenizer = open_prompts(processor)
+    engines = [
+        engine(
+            url,
+            encode=tokenizer.encode_text,
+            eos_token_id=next(iter(checkpoint.eos_token_ids), None),
+            model_type=checkpoint.model_type,
+        )
+        for url in settings.engines
+    ]
+    return ServedModel(settings.name, processor, template, tokenizer, Fleet(engines))
+
+
+def open_prompts(processor: Processor) -> tuple[ChatTemplate, Tokenizer]:
+    """Read what makes prompts of messages, and check that it knows the placeholder. Raises CheckpointError."""
+    checkpoint = processor.checkpoint
     if checkpoint.model_type not in qwen_vl.MODEL_TYPES:
         raise ConfigError(
             f"{checkpoint.path} is a {checkpoint.model_type!r}: the library prepares its pictures, but the gateway "
@@ -70,16 +86,7 @@ def open_model(settings: ModelSettings, gateway: GatewaySettings) -> ServedModel
             f"the tokenizer of {checkpoint.path} gives {family.embedded!r} the id {found}, "
             f"but config.json says {family.placeholder_id}"
         )
-    engines = [
-        engine(
-            url,
-            encode=tokenizer.encode_text,
-            eos_token_id=next(iter(checkpoint.eos_token_ids), None),
-            model_type=checkpoint.model_type,
-        )
-        for url in settings.engines
-    ]
-    return ServedModel(settings.name, processor, template, tokenizer, Fleet(engines))
+    return template, tokenizer
 
 
 def _token_text(value: object) -> str | None:

@@ -71,7 +71,9 @@ class Tokenize(Endpoint):
         model, facts = self.model(request.model)
         before, after = model.tokenizer.framing if framed else ((), ())
         tokens = [*before, *ids, *after]
-        texts = [model.tokenizer.token_text(id_) for id_ in tokens] if request.return_token_strs else None
+        texts = None
+        if request.return_token_strs:
+            texts = await self.services.on_worker(lambda: [*map(model.tokenizer.token_text, tokens)])
         answer = {"count": len(tokens), "max_model_len": facts.max_context, "tokens": tokens, "token_strs": texts}
         await exchange.reply(as_json(answer))
         return 200
@@ -88,15 +90,20 @@ class Detokenize(Endpoint):
         model, _ = self.model(request.model)
         if len(request.tokens) > MAX_TOKENS:
             raise TooLargeError(f"tokens may hold at most {MAX_TOKENS} ids", param="tokens")
-        size = model.tokenizer.vocab_size
-        if (wrong := next((i for i, id_ in enumerate(request.tokens) if not 0 <= id_ < size), None)) is not None:
-            raise RequestError(f"tokens[{wrong}] must be from 0 to {size - 1}", param=f"tokens[{wrong}]")
         return self._text(exchange, model.tokenizer, request.tokens)
 
     async def _text(self, exchange: Exchange, tokenizer: Tokenizer, ids: Sequence[int]) -> int:
-        text = await self.services.on_worker(tokenizer.decode, ids, False)
+        text = await self.services.on_worker(text_of, tokenizer, ids)
         await exchange.reply(as_json({"prompt": text}))
         return 200
+
+
+def text_of(tokenizer: Tokenizer, ids: Sequence[int]) -> str:
+    """The text of ids, special tokens included. Raises RequestError for one outside the vocabulary."""
+    size = tokenizer.vocab_size
+    if (wrong := next((i for i, id_ in enumerate(ids) if not 0 <= id_ < size), None)) is not None:
+        raise RequestError(f"tokens[{wrong}] must be from 0 to {size - 1}", param=f"tokens[{wrong}]")
+    return tokenizer.decode(ids, skip_special_tokens=False)
 
 
 def whole_prompt(tokenizer: Tokenizer, prompt: str) -> list[int]:
