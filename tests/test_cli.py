@@ -1,8 +1,11 @@
 """The command line."""
 
 import ast
+import base64
+import json
 import subprocess
 import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -45,6 +48,69 @@ def test_tokens_of_pictures_and_of_sizes(capsys):
     assert capsys.readouterr().out == f"165\t{PHOTO}\n"
     assert cli.main(["tokens", CHECKPOINT, "--size", "1920x1080", "--size", "640x480"]) == 0
     assert capsys.readouterr().out == "2691\t1920x1080\n391\t640x480\n"
+
+
+@pytest.fixture
+def conversation(tmp_path):
+    """Writes messages with a picture of each reference to a file, beside a picture called photo.jpg."""
+
+    def write(*references, **fields):
+        (tmp_path / "photo.jpg").write_bytes(Path(PHOTO).read_bytes())
+        parts = [{"type": "image_url", "image_url": {"url": reference}} for reference in references]
+        messages = [{"role": "user", "content": [*parts, {"type": "text", "text": "And <|image_pad|>?"}]}]
+        file = tmp_path / "messages.json"
+        file.write_text(json.dumps({"messages": messages, **fields} if fields else messages))
+        return str(file)
+
+    return write
+
+
+def test_tokens_of_a_conversation(conversation, capsys):
+    url = "data:image/png;base64," + base64.b64encode(Path(TALL).read_bytes()).decode()
+    file = conversation("photo.jpg", url, PHOTO)
+    assert cli.main(["tokens", str(DEMO_CHECKPOINT), "--messages", file, "--ids"]) == 0
+    prompt, *images, ids = capsys.readouterr().out.splitlines()
+    ids = [int(id_) for id_ in ids.split()]
+    tall = pixelgate.load(DEMO_CHECKPOINT)(TALL).token_counts[0]
+    assert prompt == f"{len(ids)}\tprompt"
+    assert images == ["165\tphoto.jpg", f"{tall}\tmessages[0].content[1].image_url", f"165\t{PHOTO}"]
+    assert ids.count(151655) == 330 + tall
+
+
+def test_a_conversation_may_be_a_chat_request(conversation, capsys):
+    counts = []
+    for fields in ({"model": "x"}, {"add_generation_prompt": False}, {"mm_processor_kwargs": {"max_pixels": 50000}}):
+        assert cli.main(["tokens", str(DEMO_CHECKPOINT), "--messages", conversation("photo.jpg", **fields)]) == 0
+        counts.append([int(line.split("\t")[0]) for line in capsys.readouterr().out.splitlines()])
+    (whole, image), (shorter, _), (smaller, small) = counts
+    assert whole - shorter == 3
+    assert small < image == 165
+    assert whole - smaller == image - small
+
+
+@pytest.mark.parametrize(
+    ("reference", "message"),
+    [
+        ("nothing.jpg", "messages[0].content[0].image_url: there is no picture file"),
+        ("https://example.org/a.png", "content[0].image_url: nothing is fetched here: give a file or a data: URL"),
+        ("data:image/png;base64,!!!", "content[0].image_url: the data: URL is not valid base64"),
+        ("file:///etc/passwd", "content[0].image_url: a picture must be given as"),
+        ("messages.json", "content[0].image_url: not a picture"),
+    ],
+)
+def test_what_is_wrong_in_a_conversation_is_said(conversation, reference, message, capsys):
+    file = conversation(reference)
+    assert cli.main(["tokens", str(DEMO_CHECKPOINT), "--messages", file]) == 1
+    error = capsys.readouterr().err
+    assert error.startswith(f"pixelgate: {file}: messages[0].")
+    assert message in error
+
+
+def test_messages_need_the_gateway(conversation, monkeypatch, capsys):
+    monkeypatch.setitem(sys.modules, "msgspec", None)
+    monkeypatch.delitem(sys.modules, "pixelgate.conversation", raising=False)
+    assert cli.main(["tokens", str(DEMO_CHECKPOINT), "--messages", conversation()]) == 1
+    assert "this needs msgspec: pip install 'pixelgate[gateway]'" in capsys.readouterr().err
 
 
 def test_options_of_the_processor(capsys, tmp_path):
@@ -99,6 +165,10 @@ def test_pictures_may_follow_options(capsys):
         (["serve", str(DEMO_CHECKPOINT), "--engine", "http://x"], "not an engine address"),
         (["serve", CHECKPOINT, "--config", "x.toml"], "not both"),
         (["serve", "--config", "nowhere.toml"], r"nowhere.toml cannot be read"),
+        (["tokens", CHECKPOINT, PHOTO, "--messages", "m.json"], "--messages FILE"),
+        (["tokens", CHECKPOINT, PHOTO, "--ids"], "--ids goes with --messages"),
+        (["tokens", str(DEMO_CHECKPOINT), "--messages", "nowhere.json"], "nowhere.json cannot be read"),
+        (["tokens", str(DEMO_CHECKPOINT), "--messages", PHOTO], "photo.jpg is not valid JSON"),
         (["demo", "nothing.jpg"], "no picture file"),
         (["demo", str(golden.COMMITTED / "index.json")], "not a picture"),
     ],

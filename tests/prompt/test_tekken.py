@@ -6,7 +6,9 @@ from hypothesis import strategies as st
 from vocabularies import tekken
 
 from pixelgate.errors import CheckpointError, RequestError
+from pixelgate.prompt.expand import build
 from pixelgate.prompt.tekken import TekkenTokenizer
+from pixelgate.prompt.template import ChatTemplate
 from pixelgate.prompt.tokens import open_tokenizer
 
 
@@ -54,6 +56,18 @@ def test_special_tokens_are_skipped_as_if_they_were_not_there(mistral):
     first, second = (10 + byte for byte in "é".encode())
     assert mistral.decode([first, 1, second, 400, -1]) == "é"
     assert mistral.decode([first, 1, second], skip_special_tokens=False) == "\ufffd<s>\ufffd"
+
+
+def test_a_prompt_with_pictures(mistral):
+    template = ChatTemplate(
+        "<s>{% for m in messages %}[INST]{% for p in m.content %}"
+        "{{ '[IMG]' if p.type == 'image' else p.text }}{% endfor %}[/INST]{% endfor %}"
+    )
+    content = [{"type": "image"}, {"type": "text", "text": "receipt [IMG]"}]
+    image = [mistral.special_ids[name] for name in ("[IMG]", "[IMG]", "[IMG_BREAK]", "[IMG]", "[IMG]", "[IMG_END]")]
+    prompt = build([{"role": "user", "content": content}], template, mistral, placeholder="[IMG]", expansions=[image])
+    assert prompt.spans == ((2, 6),)
+    assert prompt.token_ids == (1, 3, *image, *mistral.encode_text("receipt [IMG]"), 4)
 
 
 def test_half_a_surrogate_pair_is_refused(mistral):
