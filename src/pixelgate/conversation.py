@@ -11,7 +11,7 @@ import msgspec
 from pixelgate.errors import ConfigError, MediaError, RequestError
 from pixelgate.gateway.chat import render
 from pixelgate.gateway.messages import references
-from pixelgate.gateway.served import open_prompts
+from pixelgate.gateway.served import open_prompting
 from pixelgate.gateway.wire import ChatRequest, parse_chat
 from pixelgate.media import source
 from pixelgate.pixels.plan import ImagePlan
@@ -40,7 +40,7 @@ def count(processor: Processor, file: Path) -> Counted:
         pictures = [
             _picture(processor, file.parent, param, reference) for param, reference in references(request.messages)
         ]
-        prompt = render(request, processor, *open_prompts(processor), [plan for _, plan in pictures])
+        prompt = render(request, open_prompting(processor), processor.family, [plan for _, plan in pictures])
     except RequestError as error:
         error.message = f"{file}: {error.message}"
         raise

@@ -26,18 +26,18 @@ from pixelgate.gateway.check import check
 from pixelgate.gateway.messages import for_template, references
 from pixelgate.gateway.metrics import Metrics, Phases
 from pixelgate.gateway.sampling import sampling
-from pixelgate.gateway.served import ServedModel
+from pixelgate.gateway.served import Prompting, ServedModel
 from pixelgate.gateway.settings import GatewaySettings
 from pixelgate.gateway.wire import ChatRequest
 from pixelgate.media import source
 from pixelgate.media.fetch import Fetcher
+from pixelgate.models.family import Family
 from pixelgate.models.steps import NORMALISING
 from pixelgate.pixels.buffers import BufferPool
 from pixelgate.pixels.plan import ImagePlan, execute
 from pixelgate.processor import Processor
 from pixelgate.prompt.expand import Prompt, build
 from pixelgate.prompt.stops import StopStrings
-from pixelgate.prompt.template import ChatTemplate
 from pixelgate.prompt.tokens import Detokenizer, Tokenizer
 
 _T = TypeVar("_T")
@@ -158,9 +158,7 @@ async def plan_pictures(chat: Chat, services: Services) -> list[Picture]:
 async def render_prompt(chat: Chat, services: Services) -> Prompt:
     """Messages to token ids, on a worker."""
     with chat.phases.measure("render"):
-        return await services.on_worker(
-            render, chat.request, chat.processor, chat.model.template, chat.model.tokenizer, chat.plans
-        )
+        return await services.on_worker(render, chat.request, chat.model, chat.processor.family, chat.plans)
 
 
 async def answer(chat: Chat, request: EngineRequest, services: Services) -> AsyncGenerator[str, None]:
@@ -258,21 +256,14 @@ async def tensor(chat: Chat, services: Services, picture: Picture) -> NDArray[An
     return made
 
 
-def render(
-    request: ChatRequest,
-    processor: Processor,
-    template: ChatTemplate,
-    tokenizer: Tokenizer,
-    plans: Sequence[ImagePlan],
-) -> Prompt:
-    """Messages to token ids, each picture's placeholder expanded."""
-    family = processor.family
+def render(request: ChatRequest, model: Prompting, family: Family, plans: Sequence[ImagePlan]) -> Prompt:
+    """Messages to token ids, each picture's placeholder expanded. ``family`` has the request's options."""
     return build(
         for_template(request.messages),
-        template,
-        tokenizer,
+        model.template,
+        model.tokenizer,
         placeholder=family.placeholder,
-        expansions=[_ids(family.expansion(plan), tokenizer) for plan in plans],
+        expansions=[_ids(family.expansion(plan), model.tokenizer) for plan in plans],
         add_generation_prompt=request.add_generation_prompt is not False,
         tools=None if request.tool_choice == "none" else request.tools,
         template_kwargs=request.chat_template_kwargs,

@@ -19,13 +19,19 @@ _TEMPLATE_VARIABLES = ("bos_token", "eos_token", "pad_token", "unk_token")
 
 
 @dataclass(frozen=True)
-class ServedModel:
+class Prompting:
+    """What makes prompts of messages."""
+
+    template: ChatTemplate
+    tokenizer: Tokenizer
+
+
+@dataclass(frozen=True)
+class ServedModel(Prompting):
     """Everything that turns a chat request into an engine request and back."""
 
     name: str
     processor: Processor
-    template: ChatTemplate
-    tokenizer: Tokenizer
     fleet: Fleet
 
     async def connect(self, wait: float) -> EngineFacts:
@@ -50,21 +56,21 @@ def open_model(settings: ModelSettings, gateway: GatewaySettings) -> ServedModel
         policy=gateway.media,
     ).with_options(**settings.mm_processor_kwargs)
     checkpoint = processor.checkpoint
-    template, tokenizer = open_prompts(processor)
+    prompting = open_prompting(processor)
     engines = [
         engine(
             url,
-            encode=tokenizer.encode_text,
+            encode=prompting.tokenizer.encode_text,
             eos_token_id=next(iter(checkpoint.eos_token_ids), None),
             model_type=checkpoint.model_type,
         )
         for url in settings.engines
     ]
-    return ServedModel(settings.name, processor, template, tokenizer, Fleet(engines))
+    return ServedModel(**vars(prompting), name=settings.name, processor=processor, fleet=Fleet(engines))
 
 
-def open_prompts(processor: Processor) -> tuple[ChatTemplate, Tokenizer]:
-    """Read what makes prompts of messages, and check that it knows the placeholder. Raises CheckpointError."""
+def open_prompting(processor: Processor) -> Prompting:
+    """Read template and tokenizer of a processor's checkpoint, and check that they fit. Raises CheckpointError."""
     checkpoint = processor.checkpoint
     if checkpoint.model_type not in qwen_vl.MODEL_TYPES:
         raise ConfigError(
@@ -86,7 +92,7 @@ def open_prompts(processor: Processor) -> tuple[ChatTemplate, Tokenizer]:
             f"the tokenizer of {checkpoint.path} gives {family.embedded!r} the id {found}, "
             f"but config.json says {family.placeholder_id}"
         )
-    return template, tokenizer
+    return Prompting(template, tokenizer)
 
 
 def _token_text(value: object) -> str | None:
