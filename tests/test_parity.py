@@ -21,6 +21,7 @@ def transformers(monkeypatch):
     """A module whose processor answers as told; ``calls`` has what it was asked for."""
     module = ModuleType("transformers")
     module.calls = []
+    module.raises = None
     module.outputs = {}
 
     class Auto:
@@ -32,6 +33,8 @@ def transformers(monkeypatch):
 
             def call(self, images, return_tensors, **options):
                 module.options = options
+                if module.raises:
+                    raise module.raises
                 assert all(isinstance(image, PIL.Image.Image) for image in images)
                 assert return_tensors == ("pt" if backend == "torchvision" else "np")
                 return module.outputs
@@ -67,6 +70,13 @@ def test_options_are_given_to_both(transformers, capsys):
     status, _ = run(capsys, CHECKPOINT, PHOTO, "--mm-processor-kwargs", '{"max_pixels": 50000}')
     assert status == 0
     assert transformers.options == {"max_pixels": 50_000}
+
+
+def test_a_call_that_transformers_refuses_is_said(transformers, capsys):
+    transformers.raises = ValueError("floats, please")
+    status, printed = run(capsys, CHECKPOINT, PHOTO)
+    assert status == 1
+    assert printed.err == "pixelgate: transformers refuses what pixelgate takes: floats, please\n"
 
 
 def test_the_first_difference_its_size_and_its_share_are_said(transformers, capsys):

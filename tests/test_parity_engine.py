@@ -155,6 +155,7 @@ def test_differences_are_said(serve, capsys):
         (lambda engine: setattr(engine, "status", 400), "HTTP status 400"),
         (lambda engine: setattr(engine, "models", {"data": []}), "names no model"),
         (lambda engine: setattr(engine, "url", "http://127.0.0.1:1"), "did not answer"),
+        (lambda engine: setattr(engine, "url", "foo"), "give http://HOST:PORT"),
         (lambda engine: setattr(engine, "change", lambda answer, item: answer.pop("token_ids")), "something else"),
         (
             lambda engine: setattr(engine, "change", lambda answer, item: item.update(pixel_values=np.zeros(2, "U1"))),

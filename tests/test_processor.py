@@ -2,6 +2,7 @@
 
 import ast
 import io
+import pickle
 import subprocess
 import sys
 
@@ -12,7 +13,15 @@ import pytest
 
 import pixelgate
 from goldens import golden
-from pixelgate.errors import CheckpointError, DecodeError, KernelError, MediaError, OptionError, RequestError
+from pixelgate.errors import (
+    CheckpointError,
+    DecodeError,
+    KernelError,
+    MediaError,
+    OptionError,
+    RequestError,
+    TooLargeError,
+)
 
 PHOTO = golden.COMMITTED / "images" / "photo.jpg"
 CHECKPOINT = golden.CHECKPOINTS / "qwen2_5_vl"
@@ -103,6 +112,53 @@ def test_arrays_with_odd_strides_are_taken(processor):
 
 def test_a_processor_is_named_in_short(processor):
     assert repr(processor) == f"Processor({str(CHECKPOINT)!r}, backend='torchvision', rgb='pixelgate')"
+
+
+def test_options_are_named_by_a_processor(processor):
+    assert repr(processor.with_options(max_pixels=5000)).endswith(", max_pixels=5000)")
+
+
+def test_a_result_and_its_plans_can_be_pickled(processor):
+    inputs = processor([PHOTO])
+    again = pickle.loads(pickle.dumps(inputs))
+    assert again["pixel_values"].tobytes() == inputs["pixel_values"].tobytes()
+    assert again.plans == inputs.plans
+    assert again.plans[0].aux["image_grid_thw"].tolist() == inputs["image_grid_thw"].tolist()
+
+
+@pytest.mark.parametrize("images", [None, "2", 1.5])
+def test_the_number_of_pictures_must_be_whole(processor, images):
+    with pytest.raises(OptionError, match="images_in_sample must be whole numbers"):
+        processor.plan(height=9, width=9, images_in_sample=images)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"checkpoint": None}, "a checkpoint is a directory or a hub id, not None"),
+        ({"checkpoint": ""}, "not ''"),
+        ({"policy": 5}, "policy must be a MediaPolicy, not 5"),
+        ({"pillow_order": None}, "pillow_order must be one of"),
+    ],
+)
+def test_arguments_of_load_are_checked(arguments, message):
+    with pytest.raises(OptionError, match=message):
+        pixelgate.load(**{"checkpoint": CHECKPOINT, **arguments})
+
+
+def test_a_result_that_does_not_fit_into_memory_is_refused(processor):
+    with pytest.raises(TooLargeError, match="there is no memory for a result of"):
+        processor(PHOTO, size={"shortest_edge": 1 << 36, "longest_edge": 1 << 37})
+
+
+def test_of_several_pictures_the_wrong_one_is_named(processor):
+    with pytest.raises(DecodeError, match=r"^images\[1\]: "):
+        processor([PHOTO, b"no picture"])
+
+
+def test_a_url_is_no_file(processor):
+    with pytest.raises(MediaError, match=r"'http://a/b\.png' is a URL, and nothing is fetched here"):
+        processor("http://a/b.png")
 
 
 def test_options_reach_the_family(processor):

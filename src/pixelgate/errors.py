@@ -22,6 +22,9 @@ class PixelgateError(Exception):
         self.message = message
         self.param = param
 
+    def __str__(self) -> str:
+        return self.message
+
 
 class InternalError(PixelgateError):
     """A mistake of pixelgate itself, caught before it could do harm. The message is for the log."""

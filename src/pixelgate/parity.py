@@ -36,9 +36,11 @@ def against_transformers(processor: Processor, images: Sequence[str | Path]) -> 
     theirs = _their_processor(processor)
     opened = [_opened(image) for image in images]
     ours = processor(opened)
-    expected = theirs(
-        opened, return_tensors="pt" if processor.backend == "torchvision" else "np", **processor.checkpoint.options
-    )
+    kind = "pt" if processor.backend == "torchvision" else "np"
+    try:
+        expected = theirs(opened, return_tensors=kind, **processor.checkpoint.options)
+    except Exception as failure:  # of whatever kind: it is theirs
+        raise ConfigError(f"transformers refuses what pixelgate takes: {failure}") from None
     return list(compare(ours, {name: _array(value) for name, value in expected.items()}))
 
 
@@ -117,7 +119,7 @@ def _opened(image: str | Path) -> PIL.Image.Image:
     try:
         return PIL.Image.open(image)
     except OSError as failure:
-        raise MediaError(f"{image} cannot be opened: {failure}") from None
+        raise MediaError(f"{image} cannot be opened: {failure.strerror or 'it is no picture to Pillow'}") from None
 
 
 def _array(value: Any) -> NDArray[Any]:

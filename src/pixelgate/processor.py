@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import math
 import operator
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -15,7 +16,7 @@ import PIL.Image
 from numpy.typing import NDArray
 
 from pixelgate._version import __version__
-from pixelgate.errors import KernelError, OptionError, RequestError
+from pixelgate.errors import KernelError, OptionError, RequestError, TooLargeError
 from pixelgate.media import decode as decoder
 from pixelgate.media import fast
 from pixelgate.media.policy import MediaPolicy
@@ -96,7 +97,8 @@ class Processor:
         return replace(self, checkpoint=checkpoint, family=family)
 
     def __repr__(self) -> str:
-        return f"Processor({str(self.checkpoint.path)!r}, backend={self.backend!r}, rgb={self.policy.rgb!r})"
+        options = "".join(f", {name}={value!r}" for name, value in self.checkpoint.options.items())
+        return f"Processor({str(self.checkpoint.path)!r}, backend={self.backend!r}, rgb={self.policy.rgb!r}{options})"
 
     def plan(self, *, height: int, width: int, images_in_sample: int = 1, **options: Any) -> ImagePlan:
         """What a picture of this size will become: ``.tokens``, ``.nbytes``, ``.views``; no pixel is touched.
@@ -108,8 +110,10 @@ class Processor:
             return self.with_options(**options).plan(height=height, width=width, images_in_sample=images_in_sample)
         try:
             height, width = operator.index(height), operator.index(width)
+            images_in_sample = operator.index(images_in_sample)
         except TypeError:
-            raise OptionError(f"height and width must be whole numbers, not {height!r} and {width!r}") from None
+            found = f"{height!r}, {width!r} and {images_in_sample!r}"
+            raise OptionError(f"height, width and images_in_sample must be whole numbers, not {found}") from None
         if not (1 <= height <= MAX_SIDE and 1 <= width <= MAX_SIDE):
             raise OptionError(f"a picture has 1 to {MAX_SIDE} pixels a side, not {width}x{height}")
         if images_in_sample < 1:
@@ -145,7 +149,10 @@ class Processor:
                     height, width = picture.shape[:2]
                     plans.append(self.plan(height=height, width=width, images_in_sample=len(sample)))
                 except RequestError as error:
-                    error.param = error.param or f"images[{len(pictures)}]"
+                    where = f"images[{len(pictures)}]"
+                    error.param = error.param or where
+                    if len(samples) > 1 or len(sample) > 1:
+                        error.message = f"{where}: {error.message}"
                     raise
                 pictures.append(picture)
         if not pictures:
@@ -155,7 +162,11 @@ class Processor:
         if dtype == "uint8":
             refuse_uint8(plans[0], batch)
         if out is None:
-            out = np.empty(batch.shape, NUMPY_DTYPES[dtype])
+            try:
+                out = np.empty(batch.shape, NUMPY_DTYPES[dtype])
+            except MemoryError:
+                size = math.prod(batch.shape) * np.dtype(NUMPY_DTYPES[dtype]).itemsize
+                raise TooLargeError(f"there is no memory for a result of {size >> 20} MiB") from None
         elif not isinstance(out, np.ndarray) or out.shape != batch.shape or out.dtype != NUMPY_DTYPES[dtype]:
             found = f"{out.dtype} {list(out.shape)}" if isinstance(out, np.ndarray) else type(out).__name__
             raise KernelError(f"out must be an array {dtype} {list(batch.shape)}, not {found}")
@@ -238,12 +249,16 @@ def load(
     white, 16 bit scaled). ``policy`` holds the decode limits, a ``pixelgate.media.policy.MediaPolicy``.
     Raises CheckpointError for what cannot be read or is not supported.
     """
+    if not isinstance(checkpoint, str | Path) or not str(checkpoint):
+        raise OptionError(f"a checkpoint is a directory or a hub id, not {checkpoint!r}", param="checkpoint")
+    if not isinstance(policy, MediaPolicy | None):
+        raise OptionError(f"policy must be a MediaPolicy, not {policy!r}", param="policy")
     for name, value, allowed in (
         ("backend", backend, Backend),
         ("pillow_order", pillow_order, PillowOrder),
         ("rgb", rgb, Rgb),
     ):
-        if value is not None and value not in get_args(allowed):
+        if not (value is None and name == "backend") and value not in get_args(allowed):
             raise OptionError(f"{name} must be one of {', '.join(get_args(allowed))}, not {value!r}", param=name)
     settings = checkpoints.read(hub.find(checkpoint, revision))
     chosen = families.choose_backend(settings, backend)
@@ -272,6 +287,6 @@ def _as_samples(images: Any) -> list[Sequence[ImageLike]]:
 
 
 def _checked_dtype(dtype: str | None) -> str | None:
-    if dtype is not None and dtype not in NUMPY_DTYPES:
+    if dtype is not None and (not isinstance(dtype, str) or dtype not in NUMPY_DTYPES):
         raise OptionError(f"dtype must be one of {', '.join(NUMPY_DTYPES)}, not {dtype!r}", param="dtype")
     return dtype

@@ -133,6 +133,8 @@ def rows(images: Path, family: str) -> Iterator[tuple[str, dict]]:
     for number, options in enumerate(OPTIONS[family]):
         file = next((OPTIONS_ON[name] for name in options if name in OPTIONS_ON), "photo.jpg")
         yield f"options_{number}", {"images": [file], "options": options}
+        if "image_mean" in options:  # several pictures of a sample may be padded with it
+            yield "nested_options", {"images": THREE, "options": options}
 
 
 def processors(checkpoint: Path, **options) -> dict:

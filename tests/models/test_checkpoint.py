@@ -39,6 +39,37 @@ def test_a_whole_checkpoint(folder):
     assert checkpoint.tokenizer_file == path / "tekken.json"
 
 
+def test_a_section_of_processor_config_comes_before_the_older_file(folder):
+    nested = {"image_processor": {"patch_size": 3}}
+    path = folder(config={}, preprocessor_config={"patch_size": 4}, processor_config=nested)
+    assert checkpoints.read(path).preprocessor == {"patch_size": 3}
+
+
+@pytest.mark.parametrize(
+    ("files", "message"),
+    [
+        ({"processor_config": {"image_processor": [3]}}, "image_processor of .* is no object"),
+        ({"preprocessor_config": "[" * 100_000}, "not valid JSON"),
+    ],
+)
+def test_files_of_another_form_are_refused(folder, files, message):
+    with pytest.raises(CheckpointError, match=message):
+        checkpoints.read(folder(config={}, **files))
+
+
+def test_a_template_that_is_no_text_is_refused(folder):
+    path = folder(config={}, preprocessor_config={"a": 1})
+    (path / "chat_template.jinja").write_bytes(b"\xff\xfe")
+    with pytest.raises(CheckpointError, match="not text in UTF-8"):
+        checkpoints.read(path)
+
+
+def test_names_that_no_directory_can_have_are_refused():
+    for name in ("x" * 5000, "a\0b"):
+        with pytest.raises(CheckpointError, match="is not a directory"):
+            checkpoints.read(name)
+
+
 def test_newer_checkpoints_keep_the_image_processor_in_processor_config(folder):
     checkpoint = checkpoints.read(folder(config={}, processor_config={"image_processor": {"patch_size": 3}}))
     assert checkpoint.preprocessor == {"patch_size": 3}

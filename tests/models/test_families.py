@@ -161,6 +161,43 @@ def test_an_unknown_model_type_names_what_is_supported(altered):
     assert {"llama4", "llava", "llava_next", "llava_onevision", "mistral3", "pixtral"} < set(supported())
 
 
+@pytest.mark.parametrize("name", ["pixtral", "mistral3"])
+def test_pixtral_as_transformers_saves_it_has_do_pad(altered, name):
+    family = family_of(name)
+    assert family_of(altered("preprocessor_config.json", of=name, do_pad=True)) == family
+
+
+@pytest.mark.parametrize(
+    ("name", "changes"),
+    [
+        ("phi4_remote", {"image_mean": [0.1, 0.5, 0.5]}),
+        ("phi4_remote", {"image_std": [0.1, 0.5, 0.5]}),
+        ("phi4_remote", {"rescale_factor": 0.01}),
+        ("phi4_remote", {"size": 224, "patch_size": 7}),
+        ("phi3_vision", {"rescale_factor": 0.01}),
+    ],
+)
+def test_what_a_checkpoints_own_code_would_not_heed_is_refused(altered, name, changes):
+    with pytest.raises(CheckpointError, match=list(changes)[-1]):
+        family_of(altered(of=name, **changes))
+
+
+@pytest.mark.parametrize(("name", "value"), [("qwen2_5_vl", None), ("qwen2_5_vl", 3), ("llava15_clip", [3])])
+def test_a_vision_config_that_is_no_object(altered, name, value):
+    path = altered("config.json", of=name, vision_config=value)
+    if value is None:  # as if it were not there
+        assert family_of(path) == family_of(name)
+    else:
+        with pytest.raises(CheckpointError, match=r"vision_config of config\.json must be an object"):
+            family_of(path)
+
+
+def test_onevision_pads_with_the_checkpoints_mean_whatever_a_call_says():
+    processor = pixelgate.load(golden.CHECKPOINTS / "llava_onevision")
+    plan = processor.plan(height=10, width=20, images_in_sample=2, image_mean=[0.9, 0.5, 0.1])
+    assert plan.views[0].pre_pad.fill == processor.plan(height=10, width=20, images_in_sample=2).views[0].pre_pad.fill
+
+
 def test_pixtrals_patch_may_be_that_of_a_token(altered):
     family = family_of("mistral3")
     assert family_of(altered("preprocessor_config.json", of="mistral3", patch_size=28)) == family
@@ -176,7 +213,7 @@ def test_a_missing_class_is_no_question_where_there_is_only_one(altered):
 
 
 def test_a_missing_class_is_refused_where_there_are_several(altered):
-    with pytest.raises(CheckpointError, match="image_processor_type ''"):
+    with pytest.raises(CheckpointError, match="has no image_processor_type"):
         family_of(altered(of="llava15_clip", image_processor_type="absent"))
 
 

@@ -67,6 +67,14 @@ def test_a_size_given_to_the_call_replaces_the_older_spelling_in_the_checkpoint(
     assert processor.with_options(size=size).family.max_pixels == 50_000
     both = processor.with_options(size=size, max_pixels=40_000)
     assert (both.family.min_pixels, both.family.max_pixels) == (10_000, 40_000)
+    assert processor.with_options(max_pixels=40_000).with_options(size=size).family.max_pixels == 50_000
+
+
+def test_options_are_kept_as_they_were_given():
+    mean = [0.1, 0.2, 0.3]
+    processor = pixelgate.load(CHECKPOINTS / "qwen2_5_vl").with_options(image_mean=mean)
+    mean[0] = 0.9
+    assert processor.with_options(max_pixels=50_000).family.steps.affine.mean == (0.1, 0.2, 0.3)
 
 
 def test_options_can_be_given_one_after_the_other():
@@ -89,8 +97,13 @@ def test_without_do_resize_a_picture_must_be_whole_patches():
         ({"max_pixel": 5}, "min_pixels, max_pixels"),
         ({"patch_size": 16}, "unknown option 'patch_size'"),
         ({"max_pixels": 0}, "max_pixels .* from 1"),
-        ({"max_pixels": True}, "max_pixels .* must be int"),
-        ({"max_pixels": 2.5}, "max_pixels .* must be int"),
+        ({"max_pixels": True}, "^max_pixels must be int"),
+        ({"max_pixels": 2.5}, "^max_pixels must be int"),
+        ({"rescale_factor": 10**400}, "rescale_factor must be positive"),
+        ({"image_mean": [10**400, 0, 0]}, "image_mean must be three numbers"),
+        ({"image_mean": [True, 0, 0]}, "image_mean must be three numbers"),
+        ({"size": {"shortest_edge": 10**400, "longest_edge": 5}}, "shortest_edge of size must be from 1"),
+        ({"resample": 6}, "by Pillow's numbers: .*2 is bilinear, 3 is bicubic"),
         ({"max_pixels": None}, "max_pixels must have a value"),
         ({"min_pixels": 5, "image_std": [0, 1, 1]}, "image_std"),
     ],

@@ -34,6 +34,8 @@ class Rendered:
 async def render(url: str, data: bytes, options: Mapping[str, Any]) -> Rendered:
     """Ask the engine at ``url`` about one encoded picture. Raises EngineError."""
     url = url.rstrip("/")
+    if not url.startswith(("http://", "https://")):
+        raise EngineError(f"{url!r} is no address of an engine: give http://HOST:PORT")
     reference = f"data:image/*;base64,{base64.b64encode(data).decode()}"
     content = [{"type": "image_url", "image_url": {"url": reference}}, {"type": "text", "text": "."}]
     body: dict[str, Any] = {"messages": [{"role": "user", "content": content}], "max_tokens": 1}

@@ -142,6 +142,8 @@ def from_array(array: NDArray[Any]) -> NDArray[np.uint8]:
 
 def read_path(path: str | Path, policy: MediaPolicy) -> bytes:
     """Read an encoded picture for a caller in this process. Raises MediaError, or TooLargeError above max_bytes."""
+    if "://" in str(path):
+        raise MediaError(f"{str(path)!r} is a URL, and nothing is fetched here: give a file")
     path = Path(path)
     try:
         if not path.is_file():  # a pipe would block, a device never end

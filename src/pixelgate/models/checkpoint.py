@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Mapping
+from copy import deepcopy
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -27,14 +27,17 @@ FILES = (
 _MISSING = object()
 _MAX_JSON_BYTES = 64 << 20
 _MAX_COUNT = 1 << 40
+_MAX_NUMBER = 1e30
+
+IMAGE_SETTINGS = "the image processor's configuration"
 
 
 @dataclass(frozen=True)
 class Checkpoint:
     """The files of a checkpoint that decide what its pictures and prompts become. No weights are needed.
 
-    ``preprocessor`` is ``preprocessor_config.json``, or the ``image_processor`` section of ``processor_config.json``
-    where newer transformers versions keep it; ``options`` are a call's, and stand in for fields of it.
+    ``preprocessor`` is the ``image_processor`` section of ``processor_config.json``, where newer transformers versions
+    keep it and look first, or ``preprocessor_config.json``; ``options`` are a call's, and stand in for fields of it.
     """
 
     path: Path
@@ -47,12 +50,22 @@ class Checkpoint:
     options: Mapping[str, Any] = field(default_factory=dict)
 
     def with_options(self, options: Mapping[str, Any]) -> Checkpoint:
-        """The same with a call's options, as transformers takes a call's arguments for the processor's own."""
-        return replace(self, options={**self.options, **options})
+        """The same with a call's options, as transformers takes a call's arguments for the processor's own.
 
-    def image_settings(self) -> Settings:
+        Earlier ones count as the checkpoint's.
+        """
+        return replace(self, preprocessor={**self.preprocessor, **self.options}, options=deepcopy(dict(options)))
+
+    def image_settings(self, *, with_options: bool = True) -> Settings:
         """The settings of the image processor."""
-        return Settings({**self.preprocessor, **self.options}, "the image processor's configuration")
+        return Settings({**self.preprocessor, **(self.options if with_options else {})}, IMAGE_SETTINGS)
+
+    def section(self, name: str) -> Mapping[str, Any]:
+        """A section of config.json, empty where there is none. Raises CheckpointError if it is no object."""
+        value = self.config.get(name)
+        if not isinstance(value, dict | None):
+            raise CheckpointError(f"{name} of config.json must be an object, not {value!r:.80}")
+        return value or {}
 
     @property
     def model_type(self) -> str:
@@ -98,16 +111,18 @@ class Checkpoint:
 def read(path: str | Path) -> Checkpoint:
     """Read a checkpoint directory. Raises CheckpointError naming the file or field that is missing or malformed."""
     path = Path(path)
-    if not path.is_dir():
+    if not _is_directory(path):
         raise CheckpointError(
             f"{path} is not a directory; give the folder that holds the checkpoint's config.json, "
             "or a hub id such as Qwen/Qwen2.5-VL-7B-Instruct"
         )
     config = _object(path / "config.json")
     processor = _object(path / "processor_config.json", optional=True)
-    preprocessor = _object(path / "preprocessor_config.json", optional=True)
-    if not preprocessor:
-        preprocessor = processor.get("image_processor", {})
+    preprocessor = processor.get("image_processor")
+    if preprocessor is None:
+        preprocessor = _object(path / "preprocessor_config.json", optional=True)
+    if not isinstance(preprocessor, dict):
+        raise CheckpointError(f"image_processor of {path / 'processor_config.json'} is no object")
     if not preprocessor:
         raise CheckpointError(
             f"{path} has no preprocessor_config.json, and no image_processor in processor_config.json"
@@ -124,6 +139,13 @@ def read(path: str | Path) -> Checkpoint:
     )
 
 
+def _is_directory(path: Path) -> bool:
+    try:
+        return path.is_dir()
+    except (OSError, ValueError):  # a name too long, or one with a zero in it
+        return False
+
+
 def _object(path: Path, *, optional: bool = False) -> dict[str, Any]:
     if optional and not path.is_file():
         return {}
@@ -133,7 +155,7 @@ def _object(path: Path, *, optional: bool = False) -> dict[str, Any]:
         value = json.loads(path.read_text("utf-8"))
     except OSError as failure:
         raise CheckpointError(f"{path} cannot be read: {failure.strerror}") from None
-    except ValueError as failure:
+    except (ValueError, RecursionError) as failure:
         raise CheckpointError(f"{path} is not valid JSON: {failure}") from None
     if not isinstance(value, dict):
         raise CheckpointError(f"{path} holds a {type(value).__name__}, not an object")
@@ -143,13 +165,21 @@ def _object(path: Path, *, optional: bool = False) -> dict[str, Any]:
 def _chat_template(path: Path, tokenizer_config: Mapping[str, Any]) -> str | None:
     file = path / "chat_template.jinja"
     if file.is_file():
-        return file.read_text("utf-8")
+        try:
+            return file.read_text("utf-8")
+        except UnicodeDecodeError:
+            raise CheckpointError(f"{file} is not text in UTF-8") from None
     template = _object(path / "chat_template.json", optional=True).get(
         "chat_template", tokenizer_config.get("chat_template")
     )
     if template is not None and not isinstance(template, str):
         raise CheckpointError(f"{path} has several named chat templates; only a single one is supported")
     return template
+
+
+def is_number(value: object) -> bool:
+    """Whether it is a number that float32 can hold."""
+    return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < _MAX_NUMBER
 
 
 class Settings:
@@ -213,7 +243,7 @@ class Settings:
     def triple(self, name: str, default: tuple[float, float, float]) -> tuple[float, float, float]:
         """One float per colour channel."""
         value = self.take(name, (list, tuple), default)
-        if len(value) != 3 or not all(isinstance(v, (int, float)) and math.isfinite(v) for v in value):
+        if len(value) != 3 or not all(is_number(v) for v in value):
             raise CheckpointError(f"{name} of {self._source} must be three numbers, not {value!r}")
         red, green, blue = (float(v) for v in value)
         return red, green, blue

@@ -19,7 +19,7 @@ from pixelgate.models import (
     qwen_vl,
 )
 from pixelgate.models.batch import Batch
-from pixelgate.models.checkpoint import Checkpoint
+from pixelgate.models.checkpoint import IMAGE_SETTINGS, Checkpoint
 from pixelgate.models.steps import Backend
 from pixelgate.pixels.plan import ImagePlan
 from pixelgate.pixels.resample import PillowOrder
@@ -122,7 +122,7 @@ def from_checkpoint(checkpoint: Checkpoint, *, backend: Backend, pillow_order: P
             raise
         # without options the same checkpoint was accepted
         named = next((name for name in checkpoint.options if name in failure.message), None)
-        raise OptionError(failure.message, param=named) from None
+        raise OptionError(failure.message.replace(f" of {IMAGE_SETTINGS}", ""), param=named) from None
 
 
 def _find(checkpoint: Checkpoint) -> tuple[_Module, tuple[Backend, ...]]:
@@ -135,6 +135,10 @@ def _find(checkpoint: Checkpoint) -> tuple[_Module, tuple[Backend, ...]]:
     known = {name: (family, backends) for family in candidates for name, backends in family.PROCESSORS.items()}
     if not checkpoint.image_processor and len(set(known.values())) == 1:  # older files do not name the class
         return next(iter(known.values()))
+    if not checkpoint.image_processor:
+        raise CheckpointError(
+            f"{IMAGE_SETTINGS} has no image_processor_type, and a {checkpoint.model_type} may have {', '.join(known)}"
+        )
     if checkpoint.image_processor not in known:
         raise CheckpointError(
             f"image_processor_type {checkpoint.image_processor!r} of a {checkpoint.model_type} is not supported; "

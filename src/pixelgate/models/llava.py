@@ -119,7 +119,7 @@ def shortest_edge(settings: Settings) -> int:
     """``size``, in either of its spellings: a number, or a mapping with ``shortest_edge``."""
     value = settings.take("size", (int, dict), {"shortest_edge": 224})
     if isinstance(value, int):
-        return value
+        value = {"shortest_edge": value}
     size = Settings(value, "size of the image processor's configuration")
     edge = size.count("shortest_edge")
     size.finish()
@@ -146,7 +146,7 @@ class Vision:
         """Read from the checkpoint. Raises CheckpointError."""
         processor, config = checkpoint.processor, checkpoint.config
         strategy = processor.get("vision_feature_select_strategy", config.get("vision_feature_select_strategy"))
-        vision = config.get("vision_config") or {}
+        vision = checkpoint.section("vision_config")
         values = Settings({"patch_size": vision.get("patch_size"), **processor}, "the processor's configuration")
         additional = values.take("num_additional_image_tokens", int, 0)
         return cls(values.count("patch_size"), additional, drops_class_token(strategy))

@@ -22,7 +22,7 @@ from pixelgate.models.checkpoint import Checkpoint, Settings
 from pixelgate.models.llava import check_fill, drops_class_token, square_canvas
 from pixelgate.models.llava_next import image_size
 from pixelgate.models.placeholder import OnePlaceholder
-from pixelgate.models.steps import BOTH, COMMON_OPTIONS, Backend, Steps, take_steps
+from pixelgate.models.steps import BOTH, CLIP_MEAN, COMMON_OPTIONS, Backend, Steps, take_steps
 from pixelgate.pixels.plan import ImagePlan, Tiles, View
 from pixelgate.pixels.resample import PillowOrder
 from pixelgate.pixels.tensor import Tensor
@@ -43,6 +43,7 @@ class LlavaOnevision(OnePlaceholder):
     most_tiles: int
     drops_class_token: bool
     steps: Steps
+    fill: tuple[float, float, float]
     placeholder_id: int
     placeholder: str = "<image>"
     pixels_name: str = "pixel_values"
@@ -53,7 +54,7 @@ class LlavaOnevision(OnePlaceholder):
         resample, affine = self.steps.resample, self.steps.affine
         views: tuple[View, ...]
         if images_in_sample > 1:
-            square = View(self.tile, resample, pre_pad=square_canvas(height, width, affine.mean))
+            square = View(self.tile, resample, pre_pad=square_canvas(height, width, self.fill))
             views, tokens = (square,), self.tile_tokens + 1
         else:
             canvas = best_canvas(height, width, self.canvases)
@@ -93,7 +94,9 @@ def from_checkpoint(checkpoint: Checkpoint, *, backend: Backend, pillow_order: P
     tile = settings.size("size", 384)
     if tile[0] != tile[1]:
         raise CheckpointError(f"size must be a square, the size of a tile, not {tile}")
-    check_fill(steps.affine.mean)
+    # the checkpoint's mean whatever a call says, as in transformers
+    fill = checkpoint.image_settings(with_options=False).triple("image_mean", CLIP_MEAN)
+    check_fill(fill)
     settings.expect("do_pad", True)
     settings.expect("do_center_crop", None, False)
     canvases = take_canvases(settings, tile)
@@ -114,6 +117,7 @@ def from_checkpoint(checkpoint: Checkpoint, *, backend: Backend, pillow_order: P
         most_tiles=int(most[1]),
         drops_class_token=drops,
         steps=steps,
+        fill=fill,
         placeholder_id=checkpoint.image_token_id,
         placeholder=checkpoint.image_token("<image>"),
     )

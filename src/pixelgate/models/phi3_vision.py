@@ -90,6 +90,7 @@ def from_checkpoint(checkpoint: Checkpoint, *, backend: Backend, pillow_order: P
     """Read the settings. Raises CheckpointError."""
     settings = checkpoint.image_settings()
     settings.expect("resample", 2)
+    settings.expect("rescale_factor", 1 / 255)
     steps = take_steps(settings, backend=backend, pillow_order=pillow_order, resample=2)
     crops = settings.count("num_crops", 1, most=256)
     settings.expect("num_img_tokens", ROW_TOKENS**2)

@@ -33,6 +33,7 @@ PROCESSORS: Mapping[str, tuple[Backend, ...]] = {
 OPTIONS = ("dynamic_hd",)
 WHITE = (255, 255, 255)
 IMAGE_TOKEN_ID = 200010
+PATCH = 14  # pixels of a patch's side
 SIDE = 32  # patches of a tile
 LEAST = 10  # pixels of a resized side
 AUDIO = ("audio_compression_rate", "audio_downsample_rate", "audio_feat_stride")
@@ -147,13 +148,19 @@ def from_checkpoint(checkpoint: Checkpoint, *, backend: Backend, pillow_order: P
     """Read the settings. Raises CheckpointError."""
     settings = checkpoint.image_settings()
     settings.expect("resample", 3)  # of the first tile; the others are always bilinear
+    remote = backend == "remote"
+    if remote:  # numbers that stand in its code
+        for name in ("image_mean", "image_std"):
+            settings.expect(name, [*HALF])
+        settings.expect("rescale_factor", 1 / 255)
     steps = take_steps(settings, backend=backend, pillow_order=pillow_order, mean=HALF, std=HALF, resample=2)
-    tile, patch = settings.size("size", 448), settings.count("patch_size", 14)
+    tile, patch = settings.size("size", 448), settings.count("patch_size", PATCH)
     max_tiles = settings.count("dynamic_hd", 36, most=256)
     settings.ignore(*AUDIO)
     settings.finish()
     if tile != (SIDE * patch, SIDE * patch):  # transformers counts tokens for no other
         raise CheckpointError(f"size must be {SIDE} times the patch_size {patch} both ways, not {tile}")
-    remote = backend == "remote"
+    if remote and patch != PATCH:
+        raise CheckpointError(f"patch_size must be {PATCH}, not {patch}: the checkpoint's own code knows no other")
     name = "input_image_embeds" if remote else "image_pixel_values"
     return Phi4Multimodal(tile[0], patch, max_tiles, steps, name, drops_alpha=remote)

@@ -101,6 +101,7 @@ def from_checkpoint(checkpoint: Checkpoint, *, backend: Backend, pillow_order: P
     size.finish()
     settings.nullable("patch_size")
     own = settings.size("patch_size", 16)
+    settings.expect("do_pad", True)
     settings.finish()
     processor = Settings(checkpoint.processor, "processor_config.json")
     merge = processor.count("spatial_merge_size", 1)

@@ -136,7 +136,7 @@ def from_checkpoint(checkpoint: Checkpoint, *, backend: Backend, pillow_order: P
         placeholder_id=checkpoint.image_token_id,
     )
     settings.finish()
-    vision = checkpoint.config.get("vision_config", {})
+    vision = checkpoint.section("vision_config")
     for name, ours in (
         ("patch_size", family.patches.patch),
         ("spatial_merge_size", family.patches.merge),

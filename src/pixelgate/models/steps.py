@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from typing import Literal
 
 from pixelgate.errors import CheckpointError
-from pixelgate.models.checkpoint import Settings
+from pixelgate.models.checkpoint import Settings, is_number
 from pixelgate.pixels.affine import Affine, Rule
 from pixelgate.pixels.resample import Filter, PillowOrder, Resample, Semantics
 
@@ -78,13 +77,16 @@ def take_steps(
     try:
         chosen = Resample(PIL_FILTERS[number], semantics, pillow_order)
     except (KeyError, ValueError):
-        raise CheckpointError(f"resample={number} is no filter that the {backend} backend has") from None
+        known = ", ".join(f"{number} is {name}" for number, name in PIL_FILTERS.items())
+        raise CheckpointError(
+            f"resample={number} is no filter that the {backend} backend has (by Pillow's numbers: {known})"
+        ) from None
     affine = Affine(
         rule=rule or ("torchvision" if backend == "torchvision" else "pil"),
         mean=settings.triple("image_mean", mean),
         std=settings.triple("image_std", std),
         rescale_factor=settings.take("rescale_factor", (int, float), 1 / 255),
     )
-    if not (0 < affine.rescale_factor < math.inf and all(affine.std)):
+    if not (is_number(affine.rescale_factor) and affine.rescale_factor > 0 and all(affine.std)):
         raise CheckpointError("rescale_factor must be positive, and image_std must not be zero")
     return Steps(chosen, affine, resizes)

@@ -140,6 +140,10 @@ class ImagePlan:
     # follows from the rest, and arrays have no single truth
     aux: Mapping[str, NDArray[Any]] = field(default_factory=lambda: MappingProxyType({}), compare=False)
 
+    def __getstate__(self) -> dict[str, Any]:
+        """What is pickled: the read-only mapping cannot be."""
+        return {**self.__dict__, "aux": dict(self.aux)}
+
     @property
     def shape(self) -> tuple[int, ...]:
         """Shape of this picture's part of the pixel tensor."""
