@@ -57,6 +57,49 @@ def test_too_many_parts(make, limit, words):
             call(make(limit + 1), POLICY)
 
 
+def tiff(order, big, strips):
+    """Grey, one pixel wide, and a strip for every row."""
+    count, number, entry, head = ("Q", "Q", "HHQQ", 16) if big else ("L", "H", "HHLL", 8)
+    at = head + struct.calcsize("=" + number) + 8 * struct.calcsize("=" + entry) + struct.calcsize("=" + count)
+    tags = ((256, 1, 1), (257, 1, strips), (258, 1, 8), (259, 1, 1), (262, 1, 1), (273, strips, at), (278, 1, 1))
+    tags = (*tags, (279, strips, at + 4 * strips))
+    start = struct.pack(order + "2sH", b"II" if order == "<" else b"MM", 43 if big else 42)
+    start += struct.pack(order + "HHQ", 8, 0, 16) if big else struct.pack(order + "L", 8)
+    start += struct.pack(order + number, len(tags))
+    for tag, values, value in tags:
+        start += struct.pack(order + entry, tag, 4, values, value)
+    start += struct.pack(order + count, 0)
+    return start + struct.pack(f"{order}{strips}L", *[at] * strips) + struct.pack(f"{order}{strips}L", *[1] * strips)
+
+
+@pytest.mark.parametrize(("order", "big"), [("<", False), (">", False), ("<", True)])
+def test_a_tiff_has_not_a_strip_for_every_pixel(order, big):
+    good = tiff(order, big, 1000)
+    assert decoder.header(good, POLICY).height == 1000
+    assert decoder.decode(good, POLICY).shape == (1000, 1, 3)
+    bad = tiff(order, big, structure.MAX_TIFF_VALUES // 2 + 1)
+    start = time.process_time()
+    for call in (decoder.header, decoder.decode):
+        with pytest.raises(DecodeError, match="values in its directory"):
+            call(bad, POLICY)
+    assert time.process_time() - start < 1
+
+
+def test_a_directory_that_is_cut_or_nowhere_is_for_the_decoder():
+    for data in (b"II*\0", b"II*\0\xff\xff\xff\xff", tiff("<", False, 10)[:40], b"MM\0+" + bytes(12)):
+        structure.check(data, "TIFF")
+        with pytest.raises(DecodeError, match="damaged"):
+            decoder.header(data, POLICY)
+
+
+def test_jpegs_that_take_long_for_their_size():
+    assert structure.slow_jpeg(with_scans(structure.USUAL_JPEG_SCANS))
+    arithmetic = encoded("JPEG").replace(b"\xff\xc0", b"\xff\xc9", 1)
+    assert structure.slow_jpeg(arithmetic)
+    for usual in (encoded("JPEG"), encoded("JPEG", progressive=True), with_segments(2_000), b"\xff\xd8\xff"):
+        assert not structure.slow_jpeg(usual)
+
+
 def test_fill_bytes_are_counted_too():
     jpeg = encoded("JPEG")
     with pytest.raises(DecodeError, match="segments"):
