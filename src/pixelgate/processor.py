@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from pixelgate._version import __version__
 from pixelgate.errors import KernelError, OptionError, RequestError, TooLargeError
 from pixelgate.media import decode as decoder
-from pixelgate.media import fast
+from pixelgate.media import fast, formats
 from pixelgate.media.policy import MediaPolicy
 from pixelgate.models import checkpoint as checkpoints
 from pixelgate.models import family as families
@@ -198,23 +198,24 @@ class Processor:
             raise RequestError(
                 f"a picture must be a PIL.Image, a uint8 array, encoded bytes or a path, not {type(image).__name__}"
             )
-        return decoder.decode_rows(bytes(image), self.policy, self._decoding)
+        return decoder.decode_rows(bytes(image), self.policy, self.decoding)
 
     def header(self, data_or_path: bytes | str | Path) -> decoder.Header:
         """The upright size and the format of an encoded picture; no pixel is decoded."""
         if isinstance(data_or_path, str | Path):
             data_or_path = decoder.read_path(data_or_path, self.policy)
-        return decoder.header(data_or_path, self.policy, self._decoding)
+        return decoder.header(data_or_path, self.policy, self.decoding)
 
     @property
-    def _decoding(self) -> decoder.Backend:
+    def decoding(self) -> decoder.Backend:
         """Whose way with files ``rgb="hf"`` follows: remote code is handed pictures that Pillow opened."""
         return "torchvision" if self.backend == "torchvision" else "pil"
 
     @property
     def fingerprint(self) -> str:
         """64 hex digits over everything that decides the pixels, besides the encoded picture and the call."""
-        facts = (self.family, self.backend, self.policy.rgb, __version__, PIL.__version__, *fast.VERSIONS)
+        rgb = (self.policy.rgb, self.policy.background_rgb)
+        facts = (self.family, self.backend, rgb, __version__, PIL.__version__, *fast.VERSIONS, *formats.VERSIONS)
         return hashlib.sha256(repr(facts).encode()).hexdigest()
 
 

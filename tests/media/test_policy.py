@@ -41,7 +41,21 @@ def test_lists_from_a_configuration_file_become_tuples() -> None:
         ("schemes", ("ftp",)),
         ("schemes", ()),
         ("schemes", "http"),
-        ("formats", ("HEIC",)),
+        ("formats", ("JPEG2000",)),
+        ("formats", 5),
+        ("isolate", ("PSD",)),
+        ("fetch_retries", -1),
+        ("decode_timeout", 0),
+        ("decode_memory", 0),
+        ("background", "white"),
+        ("background", 0xFFFFFF),
+        ("local_root", "pictures"),
+        ("local_root", 5),
+        ("allowed_domains", "example.com"),
+        ("allowed_domains", ("http://example.com",)),
+        ("allowed_domains", ("*.*.com",)),
+        ("allowed_domains", ("",)),
+        ("allowed_domains", (5,)),
         ("formats", ("png",)),
         ("max_bytes", 0),
         ("max_bytes", 1.5),
@@ -75,6 +89,21 @@ def test_impossible_settings_are_refused_by_name(setting: str, value: Any) -> No
         MediaPolicy(**{setting: value})
     assert caught.value.param == setting
     assert setting in caught.value.message
+
+
+def test_hf_has_no_background_but_white() -> None:
+    assert MediaPolicy(rgb="hf", background="#FFFFFF").background_rgb == (255, 255, 255)
+    with pytest.raises(ConfigError, match="background must be #ffffff"):
+        MediaPolicy(rgb="hf", background="#000000")
+
+
+def test_domains_are_hosts_or_all_names_below_one() -> None:
+    policy = MediaPolicy(allowed_domains=("Images.example", "*.cdn.example", "93.184.216.34", "2606:2800::1"))
+    for host in ("images.example", "a.cdn.example", "a.b.cdn.example", "93.184.216.34", "2606:2800::1"):
+        assert policy.domain_allowed(host)
+    for host in ("example", "a.images.example", "cdn.example", "evilcdn.example", "cdn.example.evil", "93.184.216.3"):
+        assert not policy.domain_allowed(host)
+    assert MediaPolicy().domain_allowed("anything.example")
 
 
 def test_zero_redirects_and_the_largest_pixel_count_are_possible() -> None:

@@ -1,8 +1,6 @@
 """Encoded pictures to upright 8-bit RGB arrays, behind one guard: whatever a decoder throws becomes our own error.
 
-All functions may run in many threads at once; nothing global is read or changed. Pillow's plugins are called by
-themselves, by what the first bytes say: ``Image.open`` would try formats that nobody allowed, and compares the size
-with a limit that belongs to the whole process.
+All functions may run in many threads at once; nothing global is read or changed.
 """
 
 from __future__ import annotations
@@ -17,46 +15,17 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 from PIL import ExifTags, Image
-from PIL.BmpImagePlugin import BmpImageFile
-from PIL.GifImagePlugin import GifImageFile
 from PIL.ImageFile import ImageFile
-from PIL.JpegImagePlugin import JpegImageFile
 from PIL.PngImagePlugin import PngImageFile
 from PIL.TiffImagePlugin import TiffImageFile
-from PIL.WebPImagePlugin import WebPImageFile
 
 from pixelgate.errors import DecodeError, MediaError, PixelgateError, TooLargeError
-from pixelgate.media import arrow, fast, rgb, structure
+from pixelgate.media import arrow, fast, formats, rgb, structure
 from pixelgate.media.policy import MediaPolicy
 
 Backend = Literal["torchvision", "pil"]
 _Rule = Literal["pixelgate", "torchvision", "pil"]
 
-_PLUGINS: dict[str, type[ImageFile]] = {
-    "JPEG": JpegImageFile,
-    "PNG": PngImageFile,
-    "WEBP": WebPImageFile,
-    "GIF": GifImageFile,
-    "BMP": BmpImageFile,
-    "TIFF": TiffImageFile,
-}
-_SIGNATURES = (
-    (b"\xff\xd8\xff", "JPEG"),
-    (b"\x89PNG\r\n\x1a\n", "PNG"),
-    (b"GIF87a", "GIF"),
-    (b"GIF89a", "GIF"),
-    (b"BM", "BMP"),
-    (b"II*\0", "TIFF"),
-    (b"MM\0*", "TIFF"),
-    (b"II+\0", "TIFF"),
-    (b"MM\0+", "TIFF"),
-    (b"%PDF", "PDF"),
-    (b"%!PS", "PostScript"),
-    (b"<svg", "SVG"),
-    (b"<?xml", "XML or SVG"),
-    (b"<!doctype html", "HTML"),
-    (b"<html", "HTML"),
-)
 _TURNS = {
     2: Image.Transpose.FLIP_LEFT_RIGHT,
     3: Image.Transpose.ROTATE_180,
@@ -87,7 +56,7 @@ def header(data: bytes, policy: MediaPolicy, backend: Backend = "torchvision") -
     ``backend`` matters under ``rgb="hf"`` alone. Raises DecodeError for what is no accepted picture, TooLargeError
     above the policy's limits.
     """
-    with _guarded():
+    with _guarded(data):
         image, kind = _opened(data, policy)
         orientation = _orientation(image, kind, data, _rule(image, kind, data, policy, backend))
         return Header(*_upright_size(image, orientation), kind)
@@ -97,8 +66,8 @@ def decode(data: bytes, policy: MediaPolicy, backend: Backend = "torchvision") -
     """Decode to uint8 RGB [height, width, 3], C-contiguous, by the rule that ``policy.rgb`` names.
 
     Under ``rgb="hf"`` it is what transformers' ``backend`` makes of a path or URL; what its torchvision backend refuses
-    or garbles (BMP, TIFF, animated WebP, 16-bit PNG) follows our own rule. Raises DecodeError for what is no accepted
-    picture or a damaged one, TooLargeError above the policy's limits.
+    or garbles (BMP, TIFF, AVIF, HEIC, animated WebP, 16-bit PNG) follows our own rule.
+    Raises DecodeError for what is no accepted picture or a damaged one, TooLargeError above the policy's limits.
     """
     picture = _decoded(data, policy, backend)
     if isinstance(picture, np.ndarray):
@@ -116,14 +85,14 @@ def decode_rows(data: bytes, policy: MediaPolicy, backend: Backend = "torchvisio
 
 
 def from_pil(image: Image.Image, policy: MediaPolicy, *, drops_alpha: bool = False) -> NDArray[np.uint8]:
-    """A PIL image as transformers takes it, for both values of ``policy.rgb``: on white, not turned by EXIF.
+    """A PIL image as transformers takes it, for both values of ``policy.rgb``: on the background, not turned by EXIF.
 
     With ``drops_alpha`` what is transparent has the colour below its alpha. Returns rows like `decode_rows`; they may
     be the image's own memory.
     """
     _check_pixels(image.height, image.width, policy)
     with _guarded():
-        return _rows(rgb.without_alpha(image) if drops_alpha else rgb.flattened(image))
+        return _rows(rgb.without_alpha(image) if drops_alpha else rgb.flattened(image, policy.background_rgb))
 
 
 def from_array(array: NDArray[Any]) -> NDArray[np.uint8]:
@@ -156,24 +125,9 @@ def read_path(path: str | Path, policy: MediaPolicy) -> bytes:
     return data
 
 
-def sniff(data: bytes) -> str | None:
-    """Name the format by the first bytes, also of some that are never decoded; None if they say nothing."""
-    if data[:4] == b"RIFF" and data[8:12] == b"WEBP":
-        return "WEBP"
-    if data[4:8] == b"ftyp":
-        brand = bytes(data[8:12])
-        return "AVIF" if brand in (b"avif", b"avis") else "HEIC" if brand[:2] in (b"he", b"mi") else "MP4"
-    start = bytes(data[:64])
-    text = start.lstrip(b"\xef\xbb\xbf \t\r\n").lower()
-    for signature, kind in _SIGNATURES:
-        if start.startswith(signature) or (signature[:1] == b"<" and text.startswith(signature)):
-            return kind
-    return None
-
-
 def _decoded(data: bytes, policy: MediaPolicy, backend: Backend) -> NDArray[np.uint8] | Image.Image:
     """The upright picture: rows of a faster decoder, or an RGB image of Pillow's."""
-    with _guarded():
+    with _guarded(data):
         image, kind = _opened(data, policy)
         rule = _rule(image, kind, data, policy, backend)
         orientation = _orientation(image, kind, data, rule)
@@ -187,7 +141,9 @@ def _decoded(data: bytes, policy: MediaPolicy, backend: Backend) -> NDArray[np.u
         elif rule == "torchvision":
             picture = rgb.by_torchvision_backend(image)
         else:
-            picture = rgb.flattened(rgb.eight_bit(image, data[_PNG_DEPTH] if kind == "PNG" else None))
+            picture = rgb.flattened(
+                rgb.eight_bit(image, data[_PNG_DEPTH] if kind == "PNG" else None), policy.background_rgb
+            )
         if orientation in _TURNS and kind != "TIFF":  # Pillow has turned a TIFF while loading it
             picture = picture.transpose(_TURNS[orientation])
         if picture.size != (width, height):
@@ -202,25 +158,29 @@ def _rows(picture: Image.Image) -> NDArray[np.uint8]:
 
 
 @contextmanager
-def _guarded() -> Iterator[None]:
+def _guarded(data: bytes = b"") -> Iterator[None]:
+    """Turn whatever a decoder throws over ``data`` into our own errors."""
     try:
         yield
     except PixelgateError:
         raise
     except (Image.DecompressionBombError, Image.DecompressionBombWarning):
         raise TooLargeError("the picture has more pixels than the limit allows") from None
-    except Exception:  # decoders throw OSError, SyntaxError, ValueError, struct.error, MemoryError and more
-        raise DecodeError("the picture is damaged, cut short, or of a kind that is not supported") from None
+    except MemoryError:
+        raise TooLargeError("decoding the picture takes more memory than is allowed") from None
+    except Exception:  # decoders throw OSError, SyntaxError, ValueError, struct.error and more
+        kind = f"{formats.sniff(data)} picture" if data else "picture"
+        raise DecodeError(f"the {kind} is damaged, cut short, or of a kind that is not supported") from None
 
 
 def _opened(data: bytes, policy: MediaPolicy) -> tuple[ImageFile, str]:
     _check_bytes(data, policy)
-    kind = sniff(data)
+    kind = formats.sniff(data)
     if kind not in policy.formats:
         found = "there are no bytes" if not data else f"this is {kind}" if kind else "this is no known format"
         raise DecodeError(f"not a picture in an accepted format ({', '.join(policy.formats)}): {found}")
     structure.check(data, kind)
-    image = _PLUGINS[kind](BytesIO(data))
+    image = formats.open_header(data, kind)
     _check_pixels(image.height, image.width, policy)
     return image, kind
 
@@ -241,7 +201,7 @@ def _rule(image: ImageFile, kind: str, data: bytes, policy: MediaPolicy, backend
     if policy.rgb == "pixelgate":
         return "pixelgate"
     if backend == "torchvision" and (
-        kind in ("BMP", "TIFF")
+        kind in ("BMP", "TIFF", "AVIF", "HEIC")
         or (kind == "WEBP" and getattr(image, "is_animated", False))
         or (kind == "PNG" and data[_PNG_DEPTH] == 16)
     ):

@@ -14,17 +14,22 @@ from pixelgate.errors import DecodeError
 _BIG = 32 * 1024 * 1024
 _STRIP = 768 * 1024
 
+Colour = tuple[int, int, int]
 
-def flattened(image: Image.Image) -> Image.Image:
-    """RGB, anything transparent composited on white: what transformers 5.24 makes of a PIL image, bit for bit.
+WHITE: Colour = (255, 255, 255)
 
-    As there, 16-bit grey is cut off at 255; give such a picture to `eight_bit` first.
+
+def flattened(image: Image.Image, background: Colour = WHITE) -> Image.Image:
+    """RGB, anything transparent composited on ``background``.
+
+    On white it is what transformers 5.24 makes of a PIL image, bit for bit. As there, 16-bit grey is cut off at
+    255; give such a picture to `eight_bit` first.
     """
     if "A" not in image.getbands() and image.info.get("transparency") is None:
         return image if image.mode == "RGB" else image.convert("RGB")
     rgba = image if image.mode == "RGBA" else image.convert("RGBA")
     if rgba.getchannel("A").getextrema() != (255, 255):  # else the composite is the picture itself
-        rgba = Image.alpha_composite(Image.new("RGBA", rgba.size, (255, 255, 255, 255)), rgba)
+        rgba = Image.alpha_composite(Image.new("RGBA", rgba.size, (*background, 255)), rgba)
     return rgba.convert("RGB")
 
 
