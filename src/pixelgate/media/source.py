@@ -1,4 +1,4 @@
-"""A picture's reference, parsed once: a data: URL with its payload, or an http(s) URL that is safe to hand on.
+"""A picture's reference, parsed once: a data: URL with its payload, an http(s) URL that is safe to hand on, or a file.
 
 Nothing here opens anything. The one parser's result is what the HTTP client gets, so no second parser can read the
 same text as another host.
@@ -9,7 +9,7 @@ from __future__ import annotations
 import ipaddress
 import re
 from dataclasses import dataclass, field
-from urllib.parse import quote, urljoin
+from urllib.parse import quote, unquote, urljoin
 
 import numpy as np
 import pybase64
@@ -68,17 +68,27 @@ class UrlSource:
         return f"{self.scheme}://{self.authority}{self.target}"
 
 
-def parse(reference: str, policy: MediaPolicy) -> DataSource | UrlSource:
+@dataclass(frozen=True)
+class FileSource:
+    """A file: URL's path, percent-decoded, with no promise about where it leads."""
+
+    path: str
+
+
+def parse(reference: str, policy: MediaPolicy) -> DataSource | UrlSource | FileSource:
     """Parse one reference. Raises MediaError for anything but a well-formed URL of an allowed scheme."""
     scheme = reference[:8].partition(":")[0].lower()
-    if scheme not in policy.schemes or ":" not in reference[:8]:
-        kinds = ", ".join("data:" if known == "data" else f"{known}://" for known in policy.schemes)
+    schemes = (*policy.schemes, "file") if policy.local_root else policy.schemes
+    if scheme not in schemes or ":" not in reference[:8]:
+        kinds = ", ".join("data:" if known == "data" else f"{known}://" for known in schemes)
         raise MediaError(
             f"a picture must be given as a URL that starts with one of {kinds}; "
             "file paths and bare base64 are not accepted"
         )
     if scheme == "data":
         return _parse_data(reference)
+    if scheme == "file":
+        return _parse_file(reference[len("file:") :], policy)
     return _parse_url(scheme, reference[len(scheme) + 1 :], policy)
 
 
@@ -191,6 +201,16 @@ def _parse_url(scheme: str, rest: str, policy: MediaPolicy) -> UrlSource:
         port=_parse_port(port) if port else _PORTS[scheme],
         target=quote(target if target.startswith("/") else "/" + target, safe=_URL_SAFE),
     )
+
+
+def _parse_file(rest: str, policy: MediaPolicy) -> FileSource:
+    if len(rest) > policy.max_url_length:
+        raise MediaError(f"the picture's URL is longer than {policy.max_url_length} characters")
+    host, slash, path = rest.removeprefix("//").partition("/")
+    path = unquote(path)
+    if not rest.startswith("//") or not slash or host.lower() not in ("", "localhost") or "\0" in path:
+        raise MediaError("a picture's file must be given as file:///PATH")
+    return FileSource("/" + path)
 
 
 def _refuse_odd_characters(text: str) -> None:
