@@ -35,19 +35,29 @@ _HEADERS = {"User-Agent": f"pixelgate/{__version__}", "Accept": "image/*, */*;q=
 _REDIRECTS = (301, 302, 303, 307, 308)
 _GZIP_OR_ZLIB = 47  # zlib's own code for "tell the two apart by their header"
 _REFUSED = "the picture's host is not allowed"
+_BROKE_OFF = "the picture's host broke off before the whole picture had arrived"
 
-# The first class that fits gives the message; aiohttp's own texts name addresses and objects.
-_FAILURES: tuple[tuple[type[Exception], str], ...] = (
-    (aiohttp.ClientConnectorCertificateError, "the picture's host has no valid TLS certificate"),
-    (aiohttp.ClientSSLError, "the picture's host does not speak TLS properly"),
-    (aiohttp.ClientConnectorDNSError, "the picture's host cannot be found"),
-    (aiohttp.ClientHttpProxyError, "the picture's host cannot be reached"),
-    (aiohttp.ClientConnectorError, "the picture's host cannot be reached"),
-    (aiohttp.ServerTimeoutError, "the picture's host cannot be reached"),
-    (TimeoutError, "the picture's host did not deliver it in time"),
-    (aiohttp.ClientPayloadError, "the picture's host broke off before the whole picture had arrived"),
-    (aiohttp.ServerDisconnectedError, "the picture's host closed the connection without an answer"),
-    (zlib.error, "the picture's host sent damaged compressed data"),
+_TRANSIENT_STATUS = (502, 503, 504)
+_RETRY_PAUSE = 0.1  # seconds; doubled with each retry
+
+
+class _TransientError(FetchError):
+    """A failure that may be gone a moment later."""
+
+
+# The first class that fits gives error and message; aiohttp's own texts name addresses and objects.
+_FAILURES: tuple[tuple[type[Exception], type[FetchError], str], ...] = (
+    (aiohttp.ClientConnectorCertificateError, FetchError, "the picture's host has no valid TLS certificate"),
+    (aiohttp.ClientSSLError, FetchError, "the picture's host does not speak TLS properly"),
+    (aiohttp.ClientConnectorDNSError, FetchError, "the picture's host cannot be found"),
+    (aiohttp.ClientHttpProxyError, FetchError, "the picture's host cannot be reached"),
+    (aiohttp.ClientConnectorError, _TransientError, "the picture's host cannot be reached"),
+    (aiohttp.ServerTimeoutError, FetchError, "the picture's host cannot be reached"),
+    (TimeoutError, FetchError, "the picture's host did not deliver it in time"),
+    (aiohttp.ClientPayloadError, _TransientError, _BROKE_OFF),
+    (aiohttp.ServerDisconnectedError, _TransientError, "the picture's host closed the connection without an answer"),
+    (ConnectionError, _TransientError, _BROKE_OFF),
+    (zlib.error, FetchError, "the picture's host sent damaged compressed data"),
 )
 
 
@@ -116,22 +126,31 @@ class Fetcher:
         raise FetchError(f"the picture's URL redirects more than {self.policy.max_redirects} times")
 
     async def _hop(self, source: UrlSource, taking: Taking | None) -> bytes | UrlSource:
-        """One request: the body, or the URL it redirects to."""
+        """The body, or the URL it redirects to; a GET may be repeated, so what looks transient is tried again."""
+        for retry in range(self.policy.fetch_retries):
+            try:
+                return await self._request(source, taking)
+            except _TransientError:
+                await asyncio.sleep(_RETRY_PAUSE * 2**retry)
+        return await self._request(source, taking)
+
+    async def _request(self, source: UrlSource, taking: Taking | None) -> bytes | UrlSource:
         if self._session is None:
             raise RuntimeError("use the fetcher inside 'async with'")
-        _check_literal(source.host, self.policy)
+        _check_host(source.host, self.policy)
         url, options = await self._route(source)
         try:
             async with self._session.get(url, allow_redirects=False, **options) as response:
                 if response.status in _REDIRECTS and "Location" in response.headers:
                     return self._redirected(source, response.headers["Location"])
                 if response.status != 200:
-                    raise FetchError(f"the picture's host answered with HTTP status {response.status}")
+                    kind = _TransientError if response.status in _TRANSIENT_STATUS else FetchError
+                    raise kind(f"the picture's host answered with HTTP status {response.status}")
                 return await self._body(response, taking)
         except (aiohttp.ClientError, OSError, zlib.error) as error:
-            for kind, message in _FAILURES:
-                if isinstance(error, kind):
-                    raise FetchError(message) from None
+            for cause, kind, message in _FAILURES:
+                if isinstance(error, cause):
+                    raise kind(message) from None
             raise FetchError("the picture's host gave no proper HTTP answer") from None
 
     async def _route(self, source: UrlSource) -> tuple[URL, dict[str, Any]]:
@@ -181,7 +200,7 @@ class Fetcher:
                 await taking(len(more))
             body += more
         if inflate is not None and not inflate.eof:
-            raise FetchError("the picture's host broke off before the whole picture had arrived")
+            raise FetchError(_BROKE_OFF)
         if not body:
             raise FetchError("the picture's host sent an empty answer")
         return bytes(body)
@@ -224,8 +243,10 @@ async def _checked(policy: MediaPolicy, resolve: Resolve, host: str, port: int) 
     return addresses
 
 
-def _check_literal(host: str, policy: MediaPolicy) -> None:
-    """Check a host that is an address: no resolver will see it."""
+def _check_host(host: str, policy: MediaPolicy) -> None:
+    """Check a host's name, or its address where it is one: no resolver will see that."""
+    if not policy.domain_allowed(host):
+        raise FetchError(_REFUSED)
     try:
         address = ipaddress.ip_address(host)
     except ValueError:
