@@ -30,6 +30,7 @@ from pixelgate.gateway.served import ServedModel
 from pixelgate.gateway.settings import GatewaySettings
 from pixelgate.gateway.tokenization import Detokenize, Tokenize
 from pixelgate.media.fetch import Fetcher
+from pixelgate.media.isolation import Isolation
 from pixelgate.pixels.buffers import BufferPool
 
 log = logging.getLogger(__name__)
@@ -74,6 +75,7 @@ class _Gateway:
         self._services = Services(
             settings=settings,
             fetcher=Fetcher(settings.media),
+            isolation=Isolation(settings.media, settings.workers),
             workers=ThreadPoolExecutor(settings.workers, thread_name_prefix="pixelgate-worker"),
             buffers=BufferPool(settings.buffer_bytes),
             metrics=Metrics(),
@@ -88,6 +90,7 @@ class _Gateway:
         async with AsyncExitStack() as stack:
             stack.callback(self._services.workers.shutdown, cancel_futures=True)
             await stack.enter_async_context(self._services.fetcher)
+            await stack.enter_async_context(self._services.isolation)
             for model in self._models.values():
                 stack.push_async_callback(model.fleet.close)
             for name, model in self._models.items():

@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 import msgspec
+import numpy as np
 from numpy.typing import NDArray
 
 from pixelgate.engines.engine import EngineFacts, EngineRequest, Images, Span
@@ -29,8 +30,10 @@ from pixelgate.gateway.sampling import sampling
 from pixelgate.gateway.served import Prompting, ServedModel
 from pixelgate.gateway.settings import GatewaySettings
 from pixelgate.gateway.wire import ChatRequest
-from pixelgate.media import source
+from pixelgate.media import files, source
+from pixelgate.media.decode import Header
 from pixelgate.media.fetch import Fetcher
+from pixelgate.media.isolation import Isolation
 from pixelgate.models.family import Family
 from pixelgate.models.steps import NORMALISING
 from pixelgate.pixels.buffers import BufferPool
@@ -49,6 +52,7 @@ class Services:
 
     settings: GatewaySettings
     fetcher: Fetcher
+    isolation: Isolation
     workers: ThreadPoolExecutor
     buffers: BufferPool
     metrics: Metrics
@@ -202,8 +206,8 @@ async def obtain(chat: Chat, services: Services, param: str, reference: str) -> 
     policy, processor, dtype = services.settings.media, chat.processor, chat.facts.pixel_dtype
     largest = chat.facts.max_embeddings_per_image
 
-    def look(data: bytes) -> Picture:
-        header = processor.header(data)
+    def look(data: bytes, header: Header | None) -> Picture:
+        header = header or processor.header(data)
         plan = processor.plan(height=header.height, width=header.width)
         if largest is not None and plan.tokens > largest:
             raise ImageRefusedError(
@@ -216,9 +220,16 @@ async def obtain(chat: Chat, services: Services, param: str, reference: str) -> 
 
     with naming(param):
         where = source.parse(reference, policy)
-        if isinstance(where, source.DataSource):
-            return await services.on_worker(lambda: look(source.payload(where, policy)))
-        return await services.on_worker(look, await services.fetcher.fetch(where, taking=chat.encoded.take))
+        if isinstance(where, source.UrlSource):
+            data = await services.fetcher.fetch(where, taking=chat.encoded.take)
+        elif isinstance(where, source.DataSource):
+            data = await services.on_worker(source.payload, where, policy)
+        else:
+            data = await services.on_worker(files.read, where, policy)
+        isolated = services.isolation.takes(data)
+        return await services.on_worker(
+            look, data, await services.isolation.header(data, processor.decoding) if isolated else None
+        )
 
 
 def admit(chat: Chat, services: Services) -> None:
@@ -240,16 +251,20 @@ def admit(chat: Chat, services: Services) -> None:
 
 async def tensor(chat: Chat, services: Services, picture: Picture) -> NDArray[Any]:
     """Decode a picture and run its plan, on one worker, into pooled memory."""
+    processor, isolation = chat.processor, services.isolation
 
-    def work() -> NDArray[Any]:
+    def work(rows: NDArray[np.uint8] | None) -> NDArray[Any]:
         dtype = chat.facts.pixel_dtype
-        image = chat.processor.rgb(picture.data)
+        image = processor.rgb(picture.data) if rows is None else rows
         # Taken on the worker: of a request that is cancelled meanwhile nobody has the array, and nobody reuses it.
         out = services.buffers.take(picture.plan.shape, dtype)
         return execute(picture.plan, image, out, dtype=dtype)
 
     with naming(picture.param):
-        made = await services.on_worker(work)
+        isolated = isolation.takes(picture.data)
+        made = await services.on_worker(
+            work, await isolation.rows(picture.data, processor.decoding) if isolated else None
+        )
     services.metrics.images.inc()
     services.metrics.image_tokens.observe(picture.plan.tokens)
     services.metrics.tensor_bytes.inc(made.nbytes)
