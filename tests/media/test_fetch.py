@@ -550,3 +550,128 @@ async def test_a_fetcher_works_inside_its_context_only(host: Host) -> None:
         pass
     with pytest.raises(RuntimeError, match="async with"):
         await fetcher.fetch(source)
+
+
+# Retries
+
+
+def failing(times: int, failure: Answer, then: Answer) -> tuple[Answer, list[float]]:
+    """An answer that fails so many times first, and when it was asked."""
+    asked: list[float] = []
+
+    async def answer(path: str, writer: asyncio.StreamWriter) -> None:
+        asked.append(time.monotonic())
+        await (failure if len(asked) <= times else then)(path, writer)
+
+    return answer, asked
+
+
+async def reset(_: str, writer: asyncio.StreamWriter) -> None:
+    writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: 1000\r\n\r\nabc")
+    await writer.drain()
+    writer.transport.abort()
+
+
+@pytest.mark.parametrize(
+    "failure",
+    [
+        reply("502 Bad Gateway", b""),
+        reply("503 Busy", b"", "Retry-After: 100"),
+        reply("504 Late", b""),
+        reply("200 OK", BODY, length=len(BODY) + 1),
+        reset,
+    ],
+)
+async def test_what_may_be_gone_a_moment_later_is_tried_once_more(host: Host, failure: Answer) -> None:
+    host.answers["/"], asked = failing(1, failure, reply())
+    assert await get(host.url("/")) == BODY
+    assert len(asked) == 2
+    assert asked[1] - asked[0] > 0.09
+    host.answers["/"], asked = failing(2, failure, reply())
+    with pytest.raises(FetchError):
+        await get(host.url("/"))
+    assert len(asked) == 2
+    host.answers["/"], asked = failing(2, failure, reply())
+    assert await get(host.url("/"), MediaPolicy(allow_private=LOOPBACK, fetch_retries=2)) == BODY
+    host.answers["/"], asked = failing(1, failure, reply())
+    with pytest.raises(FetchError):
+        await get(host.url("/"), MediaPolicy(allow_private=LOOPBACK, fetch_retries=0))
+    assert len(asked) == 1
+
+
+async def test_a_connection_closed_without_an_answer_is_tried_once_more_at_once(host: Host) -> None:
+    host.answers["/"], asked = failing(1, close_at_once, reply())
+    assert await get(host.url("/")) == BODY
+    host.answers["/"], asked = failing(2, close_at_once, reply())
+    with pytest.raises(FetchError, match="without an answer"):
+        await get(host.url("/"))
+    assert len(asked) == 2
+
+
+@pytest.mark.parametrize(
+    "failure", [reply("404 Not Found", b""), reply("429 Slow", b""), reply("500 Oops", b""), reply("200 OK", b"")]
+)
+async def test_what_would_fail_again_is_not_tried_again(host: Host, failure: Answer) -> None:
+    host.answers["/"], asked = failing(1, failure, reply())
+    with pytest.raises(FetchError):
+        await get(host.url("/"))
+    assert len(asked) == 1
+
+
+async def test_a_retry_keeps_to_the_deadline(host: Host) -> None:
+    host.answers["/"], asked = failing(1, reply("503 Busy", b""), stall)
+    start = time.monotonic()
+    with pytest.raises(FetchError, match="in time"):
+        await get(host.url("/"), MediaPolicy(allow_private=LOOPBACK, fetch_timeout=0.4))
+    assert len(asked) == 2
+    assert 0.35 < time.monotonic() - start < 1.5
+
+
+async def test_a_retry_is_checked_like_a_first_try(host: Host) -> None:
+    host.answers["/"], _ = failing(1, reply("503 Busy", b""), reply())
+    resolve, asked = resolving(["127.0.0.1"], ["127.0.0.9"])
+    with pytest.raises(FetchError, match="not allowed"):
+        await get(host.url("/", "images.example"), resolve=resolve)
+    assert asked == ["images.example"] * 2
+
+
+# Domains and connections
+
+
+async def test_only_the_named_hosts_are_asked_on_every_hop(host: Host) -> None:
+    policy = MediaPolicy(allow_private=LOOPBACK, allowed_domains=("*.good.example",))
+    host.answers["/"] = reply()
+    host.answers["/away"] = redirect(host.url("/", "bad.example"))
+    resolve, asked = resolving(*[["127.0.0.1"]] * 9)
+    assert await get(host.url("/", "a.good.example"), policy, resolve=resolve) == BODY
+    for url in (host.url("/", "good.example"), host.url("/"), host.url("/away", "a.good.example")):
+        with pytest.raises(FetchError, match="not allowed"):
+            await get(url, policy, resolve=resolve)
+    assert asked == ["a.good.example"] * 2
+    assert host.connections == 2
+
+
+async def test_a_named_host_is_no_way_to_a_private_address(host: Host) -> None:
+    resolve, _ = resolving(["127.0.0.1"])
+    with pytest.raises(FetchError, match="not allowed"):
+        await get(host.url("/", "a.example"), MediaPolicy(allowed_domains=("a.example",)), resolve=resolve)
+    assert host.connections == 0
+
+
+async def test_connections_are_kept_for_the_next_picture(host: Host) -> None:
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        host.connections += 1
+        with contextlib.suppress(asyncio.IncompleteReadError, ConnectionError):
+            while True:
+                await reader.readuntil(b"\r\n\r\n")
+                writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: 3\r\n\r\nabc")
+        writer.close()
+
+    server = await asyncio.start_server(serve, "127.0.0.1", 0)
+    policy = MediaPolicy(allow_private=LOOPBACK)
+    source = parse(f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}/", policy)
+    assert isinstance(source, UrlSource)
+    async with server, Fetcher(policy) as fetcher:
+        for _ in range(3):
+            assert await fetcher.fetch(source) == b"abc"
+    assert host.connections == 1

@@ -55,7 +55,8 @@ _FAILURES: tuple[tuple[type[Exception], type[FetchError], str], ...] = (
     (aiohttp.ServerTimeoutError, FetchError, "the picture's host cannot be reached"),
     (TimeoutError, FetchError, "the picture's host did not deliver it in time"),
     (aiohttp.ClientPayloadError, _TransientError, _BROKE_OFF),
-    (aiohttp.ServerDisconnectedError, _TransientError, "the picture's host closed the connection without an answer"),
+    # aiohttp has tried that a second time itself, because of connections that were kept too long
+    (aiohttp.ServerDisconnectedError, FetchError, "the picture's host closed the connection without an answer"),
     (ConnectionError, _TransientError, _BROKE_OFF),
     (zlib.error, FetchError, "the picture's host sent damaged compressed data"),
 )

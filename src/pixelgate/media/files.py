@@ -19,7 +19,7 @@ def read(source: FileSource, policy: MediaPolicy) -> bytes:
     """
     try:
         data = _read(source.path, policy)
-    except (OSError, ValueError):
+    except (OSError, ValueError, RuntimeError):  # pathlib says RuntimeError of links in a circle
         data = None
     if data is None:
         raise MediaError("the picture's file cannot be read")
