@@ -8,8 +8,9 @@ SOURCES := pyproject.toml setup.py $(wildcard src/pixelgate/pixels/native/*)
 # gcc's runtime for checking the kernels from inside Python, which is not built for it
 SANITIZERS = $(shell $(or $(CXX),g++) -print-file-name=libasan.so) $(shell $(or $(CXX),g++) -print-file-name=libstdc++.so)
 FUZZ_SECONDS ?= 30
+FUZZ_FILES ?= 2000
 
-.PHONY: demo test lint sanitize bench ci-full goldens clean
+.PHONY: demo test lint fuzz sanitize bench ci-full goldens clean
 
 demo: $(VENV)/runtime.stamp
 	$(BIN)/pixelgate demo
@@ -21,6 +22,10 @@ lint: $(VENV)/dev.stamp
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+
+# Damaged pictures of every format through the intake.
+fuzz: $(VENV)/dev.stamp
+	$(BIN)/python tests/fuzz/fuzz_intake.py --files $(FUZZ_FILES) --keep build/fuzz/found
 
 # The kernels' tests, and random plans, on kernels built with AddressSanitizer and UBSan.
 sanitize: $(VENV)/dev.stamp
@@ -40,6 +45,8 @@ bench: $(VENV)/peer.stamp
 # compares, and runs the benchmarks against it.
 ci-full: lint test $(VENV)/peer.stamp
 	$(MAKE) sanitize FUZZ_SECONDS=300
+	$(MAKE) fuzz FUZZ_FILES=10000
+	$(BIN)/python benchmarks/slow_hosts.py
 	$(VENV)/peer/bin/python tests/goldens/make.py --out build/goldens
 	$(BIN)/python tests/goldens/compare.py build/goldens tests/goldens/data
 	$(VENV)/peer/bin/python tests/goldens/random_resize.py

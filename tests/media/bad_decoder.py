@@ -1,4 +1,4 @@
-"""A decoder process that does what a picture says behind its exclamation mark, as a broken decoder library might."""
+"""A decoder process that does what a picture says behind its last exclamation mark, as a broken library might."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ decode_rows = decoder_process.decoder.decode_rows
 
 
 def misbehave(data, policy, backend):
-    match data.partition(b"!")[2]:
+    match data.rpartition(b"!")[2]:
         case b"abort":
             os.abort()
         case b"segfault":

@@ -31,7 +31,7 @@ from pixelgate.media import decode, source
 from pixelgate.media.policy import MediaPolicy
 
 DEADLINE = 3.0
-LEAKS = re.compile(r"0x[0-9a-f]{6,}|object at|Traceback|127\.0\.0\.1|PIL|aiohttp")
+LEAKS = re.compile(r"\b0x[0-9a-f]{6,}|object at|Traceback|127\.0\.0\.1|PIL|aiohttp")
 # path, status, and words of the message
 RECIPES = [
     ("/redirect?to=http://169.254.169.254/", 400, "not allowed"),
