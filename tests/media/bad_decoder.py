@@ -30,6 +30,8 @@ def misbehave(data, policy, backend):
             return np.zeros((1, policy.max_pixels + 1, 3), np.uint8)
         case b"half":
             decoder_process.ANSWER = Cut()
+        case b"tell":
+            raise decoder_process.DecodeError(f"{[name for name in os.environ if name[0] == 'P']} {policy!r}")
         case b"slow":
             time.sleep(0.5)
             return np.full((2, 3, 3), 7, np.uint8)

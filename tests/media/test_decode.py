@@ -715,6 +715,16 @@ def test_other_arrays_are_refused_with_a_reason(wrong: Any) -> None:
         from_array(wrong)
 
 
+def test_memory_that_runs_out_is_told_as_such(monkeypatch: pytest.MonkeyPatch) -> None:
+    def exhausted(*_: object) -> None:
+        raise MemoryError
+
+    data = encoded(picture(), "GIF")
+    monkeypatch.setattr(ImageFile.ImageFile, "load", exhausted)
+    with pytest.raises(TooLargeError, match="more memory than is allowed"):
+        decode(data, POLICY)
+
+
 def test_files_are_read_under_the_byte_limit(tmp_path: Path) -> None:
     path = tmp_path / "a.png"
     data = encoded(picture(), "PNG")

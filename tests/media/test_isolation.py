@@ -159,6 +159,21 @@ def test_there_are_no_more_processes_than_allowed_and_than_needed():
     run(work, processes=2)
 
 
+def test_a_process_is_told_no_secrets(monkeypatch):
+    monkeypatch.setenv("PIXELGATE_API_KEY", "sesame")
+
+    async def work(isolated):
+        with pytest.raises(DecodeError) as caught:
+            await isolated.rows(b"GIF89a!tell")
+        return caught.value.message
+
+    told = run(work, MediaPolicy(local_root="/srv/secret", allow_private=("vault.internal",), max_pixels=77))
+    assert "PATH" in told
+    assert "max_pixels=77" in told
+    for secret in ("PIXELGATE", "sesame", "secret", "vault"):
+        assert secret not in told
+
+
 def test_what_is_decoded_in_processes():
     isolated = Isolation(POLICY, 1)
     for kind in ("WEBP", "GIF", "BMP", "TIFF", "AVIF"):

@@ -36,6 +36,10 @@ _LONGEST_MESSAGE = 1000
 _SOCKET_BUFFER = 1 << 20
 _CHANNELS = (3, 4)
 
+# Nothing that a decoder does not need is given to it: the gateway's settings and environment hold secrets.
+_NEEDED = ("formats", "max_bytes", "max_pixels", "rgb", "background", "decode_timeout", "decode_memory")
+_VARIABLES = ("PATH", "LD_LIBRARY_PATH", "LD_PRELOAD", "LANG", "LC_ALL")
+
 _Answer = tuple[int, int, NDArray[np.uint8]]
 
 log = logging.getLogger(__name__)
@@ -161,7 +165,7 @@ class _Process:
                 pass_fds=[theirs.fileno()],
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
-                env={**os.environ, "OPENBLAS_NUM_THREADS": "1"},  # numpy's threads would have nothing to do
+                env=_environment(),
                 start_new_session=True,  # Ctrl-C is for the gateway, which ends its processes itself
             )
 
@@ -173,7 +177,8 @@ class _Process:
     def prepare(self, policy: MediaPolicy) -> None:
         """Tell it the policy and wait until it is ready."""
         deadline = time.monotonic() + _START_SECONDS
-        told = pickle.dumps(policy)
+        needed = {name: getattr(policy, name) for name in _NEEDED}
+        told = pickle.dumps(MediaPolicy(**needed))
         self._send(LENGTH.pack(len(told)) + told, deadline)
         if self._receive(len(READY), deadline).tobytes() != READY:
             raise _NonsenseError
@@ -217,6 +222,11 @@ class _Process:
                 raise EOFError
             done += count
         return memory
+
+
+def _environment() -> dict[str, str]:
+    kept = {name: text for name, text in os.environ.items() if name in _VARIABLES or name.startswith("PYTHON")}
+    return {**kept, "OPENBLAS_NUM_THREADS": "1"}  # numpy's threads would have nothing to do
 
 
 def _left(deadline: float) -> float:
