@@ -99,6 +99,7 @@ class Picture:
     data: bytes
     plan: ImagePlan
     hash: str
+    isolated: bool
 
 
 def configured(processor: Processor, request: ChatRequest, facts: EngineFacts, *, trusted: bool) -> Processor:
@@ -206,8 +207,8 @@ async def obtain(chat: Chat, services: Services, param: str, reference: str) -> 
     policy, processor, dtype = services.settings.media, chat.processor, chat.facts.pixel_dtype
     largest = chat.facts.max_embeddings_per_image
 
-    def look(data: bytes, header: Header | None) -> Picture:
-        header = header or processor.header(data)
+    def look(data: bytes, isolated: Header | None = None) -> Picture:
+        header = isolated or processor.header(data)
         plan = processor.plan(height=header.height, width=header.width)
         if largest is not None and plan.tokens > largest:
             raise ImageRefusedError(
@@ -216,20 +217,25 @@ async def obtain(chat: Chat, services: Services, param: str, reference: str) -> 
             )
         identity = hashlib.sha256(f"{processor.fingerprint}:{dtype}:{plan.views}:{len(data)}:".encode())
         identity.update(data)
-        return Picture(param, data, plan, identity.hexdigest())
+        return Picture(param, data, plan, identity.hexdigest(), isolated is not None)
+
+    def first_look(where: source.DataSource | source.FileSource | bytes) -> Picture | bytes:
+        """The picture, or its bytes where only a process of its own may look at them."""
+        if isinstance(where, source.DataSource):
+            data = source.payload(where, policy)
+        else:
+            data = where if isinstance(where, bytes) else files.read(where, policy)
+        return data if services.isolation.takes(data) else look(data)
 
     with naming(param):
         where = source.parse(reference, policy)
         if isinstance(where, source.UrlSource):
-            data = await services.fetcher.fetch(where, taking=chat.encoded.take)
-        elif isinstance(where, source.DataSource):
-            data = await services.on_worker(source.payload, where, policy)
+            seen = await services.on_worker(first_look, await services.fetcher.fetch(where, taking=chat.encoded.take))
         else:
-            data = await services.on_worker(files.read, where, policy)
-        isolated = services.isolation.takes(data)
-        return await services.on_worker(
-            look, data, await services.isolation.header(data, processor.decoding) if isolated else None
-        )
+            seen = await services.on_worker(first_look, where)
+        if isinstance(seen, Picture):
+            return seen
+        return await services.on_worker(look, seen, await services.isolation.header(seen, processor.decoding))
 
 
 def admit(chat: Chat, services: Services) -> None:
@@ -251,20 +257,18 @@ def admit(chat: Chat, services: Services) -> None:
 
 async def tensor(chat: Chat, services: Services, picture: Picture) -> NDArray[Any]:
     """Decode a picture and run its plan, on one worker, into pooled memory."""
-    processor, isolation = chat.processor, services.isolation
+    processor = chat.processor
 
-    def work(rows: NDArray[np.uint8] | None) -> NDArray[Any]:
+    def work(isolated: NDArray[np.uint8] | None) -> NDArray[Any]:
         dtype = chat.facts.pixel_dtype
-        image = processor.rgb(picture.data) if rows is None else rows
+        image = processor.rgb(picture.data) if isolated is None else isolated
         # Taken on the worker: of a request that is cancelled meanwhile nobody has the array, and nobody reuses it.
         out = services.buffers.take(picture.plan.shape, dtype)
         return execute(picture.plan, image, out, dtype=dtype)
 
     with naming(picture.param):
-        isolated = isolation.takes(picture.data)
-        made = await services.on_worker(
-            work, await isolation.rows(picture.data, processor.decoding) if isolated else None
-        )
+        rows = await services.isolation.rows(picture.data, processor.decoding) if picture.isolated else None
+        made = await services.on_worker(work, rows)
     services.metrics.images.inc()
     services.metrics.image_tokens.observe(picture.plan.tokens)
     services.metrics.tensor_bytes.inc(made.nbytes)

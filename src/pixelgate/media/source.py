@@ -143,7 +143,11 @@ def _forgiving_base64(text: str) -> bytes:
     data = _ascii(text)
     if b"%" in data:
         data = _unquote(data)
-    data = data.translate(_URLSAFE_TO_STANDARD, _BLANKS.encode())
+    codes = np.frombuffer(data, np.uint8)
+    blank = (codes == ord(" ")) | (codes - ord("\t") <= ord("\r") - ord("\t"))
+    if blank.any():  # so much faster than to delete them with translate()
+        data = codes[~blank].tobytes()
+    data = data.translate(_URLSAFE_TO_STANDARD)
     bare = data.rstrip(b"=")
     missing = -len(bare) % 4
     if len(data) - len(bare) not in (0, missing):
