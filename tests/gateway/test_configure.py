@@ -31,6 +31,9 @@ OTHER = {
     "formats": ("PNG", "JPEG"),
     "allow_private": ("images.internal", "10.0.0.0/8"),
     "egress_proxy": "http://proxy:3128",
+    "allowed_domains": ("images.example", "*.cdn.example"),
+    "background": "#102030",
+    "isolate": ("PNG", "TIFF"),
     "rgb": "hf",
     "api_keys": ("sk-one", "sk-two"),
 }
@@ -151,7 +154,7 @@ def test_the_command_line_is_where_the_environment_is_read(monkeypatch):
         ),
         ({"--body-timeout": "inf"}, {}, "--body-timeout: body_timeout must be a number of seconds above 0, not inf"),
         ({"--media-rgb": "bgr"}, {}, '--media-rgb: rgb must be "pixelgate" or "hf", not \'bgr\''),
-        ({"--media-formats": ["HEIC"]}, {}, "--media-formats: formats does not know 'HEIC'"),
+        ({"--media-formats": ["PSD"]}, {}, "--media-formats: formats does not know 'PSD'"),
         ({"--trusted-proxy": ["proxy"]}, {}, "--trusted-proxy: trusted_proxies must be networks"),
         ({"--admin-host": "x"}, {}, "--admin-host: admin_host must be HOST:PORT or PORT, not 'x'"),
         ({"--tls-cert": "a.pem"}, {}, "--tls-cert: tls_cert is of no use without tls_key"),

@@ -219,20 +219,22 @@ async def obtain(chat: Chat, services: Services, param: str, reference: str) -> 
         identity.update(data)
         return Picture(param, data, plan, identity.hexdigest(), isolated is not None)
 
-    def first_look(where: source.DataSource | source.FileSource | bytes) -> Picture | bytes:
+    def first_look(got: source.DataSource | bytes) -> Picture | bytes:
         """The picture, or its bytes where only a process of its own may look at them."""
-        if isinstance(where, source.DataSource):
-            data = source.payload(where, policy)
-        else:
-            data = where if isinstance(where, bytes) else files.read(where, policy)
+        data = got if isinstance(got, bytes) else source.payload(got, policy)
         return data if services.isolation.takes(data) else look(data)
 
     with naming(param):
-        where = source.parse(reference, policy)
-        if isinstance(where, source.UrlSource):
-            seen = await services.on_worker(first_look, await services.fetcher.fetch(where, taking=chat.encoded.take))
-        else:
-            seen = await services.on_worker(first_look, where)
+        got: source.DataSource | bytes
+        match source.parse(reference, policy):
+            case source.DataSource() as got:  # counted with the body
+                pass
+            case source.UrlSource() as url:
+                got = await services.fetcher.fetch(url, taking=chat.encoded.take)
+            case source.FileSource() as file:
+                got = await services.on_worker(files.read, file, policy)
+                await chat.encoded.take(len(got))
+        seen = await services.on_worker(first_look, got)
         if isinstance(seen, Picture):
             return seen
         return await services.on_worker(look, seen, await services.isolation.header(seen, processor.decoding))

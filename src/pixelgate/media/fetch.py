@@ -51,7 +51,7 @@ _FAILURES: tuple[tuple[type[Exception], type[FetchError], str], ...] = (
     (aiohttp.ClientSSLError, FetchError, "the picture's host does not speak TLS properly"),
     (aiohttp.ClientConnectorDNSError, FetchError, "the picture's host cannot be found"),
     (aiohttp.ClientHttpProxyError, FetchError, "the picture's host cannot be reached"),
-    (aiohttp.ClientConnectorError, _TransientError, "the picture's host cannot be reached"),
+    (aiohttp.ClientConnectorError, FetchError, "the picture's host cannot be reached"),
     (aiohttp.ServerTimeoutError, FetchError, "the picture's host cannot be reached"),
     (TimeoutError, FetchError, "the picture's host did not deliver it in time"),
     (aiohttp.ClientPayloadError, _TransientError, _BROKE_OFF),
