@@ -30,7 +30,7 @@ from pixelgate.errors import PixelgateError
 from pixelgate.media import decode, source
 from pixelgate.media.policy import MediaPolicy
 
-DEADLINE = 3.0
+DEADLINE = 6.0  # the endless body arrives with 12 MB a second
 LEAKS = re.compile(r"\b0x[0-9a-f]{6,}|object at|Traceback|127\.0\.0\.1|PIL|aiohttp")
 # path, status, and words of the message
 RECIPES = [
@@ -135,7 +135,8 @@ def by_library(case: dict, path: Path, report: Report) -> None:
     growth = (memory("VmHWM") - before) / 1024
     most = case.get("limits", {}).get("rss_growth_mb")
     report.check(case["file"] + " memory", not isinstance(most, int) or growth < most, f"{growth:.0f} MB")
-    report.check(case["file"] + " time", time.monotonic() - start < 2, time.monotonic() - start)
+    taken = time.monotonic() - start
+    report.check(case["file"] + " time", taken < case.get("limits", {}).get("seconds", 10), f"{taken:.1f} s")
 
 
 def memory(field: str) -> int:
