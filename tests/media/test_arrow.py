@@ -39,3 +39,8 @@ def test_it_is_the_same_memory_and_outlives_the_image():
 def test_other_modes_are_not_shared():
     assert shared_pixels(noise(4, 4, "L")) is None
     assert shared_pixels(noise(4, 4, "RGBA")) is None
+
+
+def test_rows_in_several_blocks_are_not_shared():
+    in_blocks = noise(4096, 2048)  # 32 MiB, twice Pillow's block of 16
+    assert shared_pixels(in_blocks) is None

@@ -1,6 +1,7 @@
 """The faster decoders give Pillow's pixels, and refuse nothing and accept nothing of their own."""
 
 import io
+import sys
 
 import numpy as np
 import PIL.Image
@@ -113,3 +114,15 @@ def test_what_is_not_plain_is_left_to_pillow():
         data = encoded(image, kind, **options)
         opened = PIL.Image.open(io.BytesIO(data))
         assert fast.decode(data, opened, kind) is None
+
+
+def test_without_the_extra_there_are_no_decoders(monkeypatch):
+    for name in ("simplejpeg", "pyspng"):
+        monkeypatch.setitem(sys.modules, name, None)
+    assert fast._found() == ({}, ())
+
+
+def test_a_decoder_that_gives_another_size_is_not_believed(monkeypatch):
+    data = encoded(picture(9, 9, 5), "JPEG")
+    monkeypatch.setattr(fast, "DECODERS", {"JPEG": lambda _: np.zeros((8, 9, 3), np.uint8)})
+    assert decoder.decode(data, POLICY).shape == (9, 9, 3)
