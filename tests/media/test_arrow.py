@@ -42,5 +42,11 @@ def test_other_modes_are_not_shared():
 
 
 def test_rows_in_several_blocks_are_not_shared():
-    in_blocks = noise(4096, 2048)  # 32 MiB, twice Pillow's block of 16
+    core = PIL.Image.core
+    usual = core.get_block_size()
+    core.set_block_size(1 << 20)
+    try:
+        in_blocks = noise(1024, 512)  # two of them
+    finally:
+        core.set_block_size(usual)
     assert shared_pixels(in_blocks) is None
