@@ -30,6 +30,14 @@ def test_the_files_that_are_read_are_written_and_no_other(tmp_path, method):
     assert {file.name: file.read_text() for file in tmp_path.iterdir()} == dict(known)
 
 
+def test_further_chat_templates_are_unpacked_to_their_folder(tmp_path):
+    tools, other = "additional_chat_templates/tool_use.jinja", "additional_chat_templates/deep/x.jinja"
+    found = unpack(packed(("config.json", "{}"), (tools, "T"), (other, "O"), ("elsewhere/x.jinja", "E")), tmp_path)
+    assert found == {"config.json", tools}
+    assert (tmp_path / tools).read_text() == "T"
+    assert not (tmp_path / "elsewhere").exists()
+
+
 def link(name):
     entry = zipfile.ZipInfo(name)
     entry.external_attr = (stat.S_IFLNK | 0o777) << 16

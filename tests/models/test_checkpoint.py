@@ -107,7 +107,42 @@ def test_malformed_files_are_named(folder, tmp_path, text, message):
         checkpoints.read(tmp_path)
 
 
-def test_several_named_templates_are_refused(folder):
-    path = folder(config={}, preprocessor_config={"a": 1}, tokenizer_config={"chat_template": [{"name": "default"}]})
-    with pytest.raises(CheckpointError, match="named chat templates"):
+def templates(path):
+    checkpoint = checkpoints.read(path)
+    return checkpoint.chat_template, checkpoint.tool_template
+
+
+def test_templates_come_from_where_transformers_and_engines_take_them(folder, tmp_path):
+    """Each file wins over those before it."""
+    path = folder(config={}, preprocessor_config={"a": 1})
+    assert templates(path) == (None, None)
+    named = [{"name": "default", "template": "D"}, {"name": "tool_use", "template": "T"}]
+    folder(tokenizer_config={"chat_template": named})
+    assert templates(path) == ("D", "T")
+    folder(tokenizer_config={"chat_template": {"default": "D", "rag": "R"}})
+    assert templates(path) == ("D", "D")
+    folder(tokenizer_config={"chat_template": "tokenizer's"}, chat_template__jinja="file's")
+    assert templates(path) == ("file's", "file's")
+    (tmp_path / "additional_chat_templates").mkdir()
+    (tmp_path / "additional_chat_templates/tool_use.jinja").write_text("tools'")
+    assert templates(path) == ("file's", "tools'")
+    folder(chat_template={"chat_template": "older file's"})
+    assert templates(path) == ("older file's", "tools'")
+    folder(processor_config={"chat_template": "processor's"})
+    assert templates(path) == ("processor's", "tools'")
+
+
+def test_a_template_of_the_processor_alone_is_for_tools_too(folder):
+    assert templates(folder(config={}, preprocessor_config={"a": 1}, chat_template={"chat_template": "A"})) == (
+        "A",
+        "A",
+    )
+
+
+@pytest.mark.parametrize(
+    "template", [3, [{"name": "default"}], ["a"], {"default": None}, [{"name": 1, "template": "x"}]]
+)
+def test_a_template_that_is_none(folder, template):
+    path = folder(config={}, preprocessor_config={"a": 1}, tokenizer_config={"chat_template": template})
+    with pytest.raises(CheckpointError, match="neither a text nor several texts by name"):
         checkpoints.read(path)

@@ -27,10 +27,13 @@ def files(directory=DIRECTORY, **more):
     return {file.name: file.read_bytes() for file in directory.iterdir() if file.is_file()} | more
 
 
+TOOLS = "additional_chat_templates/tool_use.jinja"
+
+
 def everything():
     """A model repository with all that is read, and with what must not be asked for."""
     others = {"model.safetensors": b"\0" * 4096, "README.md": b"#", "onnx/config.json": b"{}", "merges.txt": b""}
-    optional = {"chat_template.json": b"{}", "processor_config.json": b"{ }", "tekken.json": b"{  }"}
+    optional = {"chat_template.json": b"{}", "processor_config.json": b"{ }", "tekken.json": b"{  }", TOOLS: b"x"}
     return files(CHECKPOINT, **optional) | others
 
 
@@ -44,9 +47,10 @@ def test_the_arrays_are_those_of_the_directory(mirror):
 def test_only_what_is_read_is_downloaded_and_only_once(mirror):
     mirror.add(ID, everything())
     found = hub.find(ID)
-    assert mirror.downloads == sorted(FILES)
+    assert mirror.downloads == sorted((*FILES, TOOLS))
     assert not any("safetensors" in path for _, path in mirror.asked)
-    assert sorted(file.name for file in found.iterdir()) == sorted(FILES)
+    assert sorted(file.name for file in found.iterdir() if file.is_file()) == sorted(FILES)
+    assert (found / TOOLS).read_bytes() == b"x"
     assert (found / "tokenizer.json").read_bytes() == everything()["tokenizer.json"]
     mirror.asked.clear()
     assert hub.find(ID) == found
@@ -200,7 +204,7 @@ def test_the_library_and_the_command_follow_the_variables_of_huggingface_hub(com
         done = subprocess.run(run, capture_output=True, text=True, cwd=tmp_path, env=environment)
         assert done.returncode == 0, done.stderr
         assert "165" in done.stdout
-        assert mirror.downloads == ["config.json", "preprocessor_config.json"]
+        assert mirror.downloads == ["chat_template.jinja", "config.json", "preprocessor_config.json"]
         mirror.asked.clear()
         run[-1] = "v2"
         done = subprocess.run(run, capture_output=True, text=True, cwd=tmp_path, env=environment)

@@ -22,7 +22,8 @@ FILES = (
     "chat_template.jinja",
     "chat_template.json",
 )
-"""All that is read of a checkpoint. No weights."""
+ADDITIONAL_TEMPLATES = "additional_chat_templates"
+"""All that is read of a checkpoint, and a folder of further chat templates, *.jinja. No weights."""
 
 _MISSING = object()
 _MAX_JSON_BYTES = 64 << 20
@@ -37,7 +38,8 @@ class Checkpoint:
     """The files of a checkpoint that decide what its pictures and prompts become. No weights are needed.
 
     ``preprocessor`` is the ``image_processor`` section of ``processor_config.json``, where newer transformers versions
-    keep it and look first, or ``preprocessor_config.json``; ``options`` are a call's, and stand in for fields of it.
+    keep it and look first, or ``preprocessor_config.json``; ``tool_template`` is the chat template of requests with
+    tools; ``options`` are a call's, and stand in for fields of it.
     """
 
     path: Path
@@ -47,6 +49,7 @@ class Checkpoint:
     generation: Mapping[str, Any]
     tokenizer_config: Mapping[str, Any]
     chat_template: str | None
+    tool_template: str | None
     options: Mapping[str, Any] = field(default_factory=dict)
 
     def with_options(self, options: Mapping[str, Any]) -> Checkpoint:
@@ -128,6 +131,7 @@ def read(path: str | Path) -> Checkpoint:
             f"{path} has no preprocessor_config.json, and no image_processor in processor_config.json"
         )
     tokenizer_config = _object(path / "tokenizer_config.json", optional=True)
+    chat_template, tool_template = _chat_templates(path, processor, tokenizer_config)
     return Checkpoint(
         path=path,
         config=config,
@@ -135,7 +139,8 @@ def read(path: str | Path) -> Checkpoint:
         processor=processor,
         generation=_object(path / "generation_config.json", optional=True),
         tokenizer_config=tokenizer_config,
-        chat_template=_chat_template(path, tokenizer_config),
+        chat_template=chat_template,
+        tool_template=tool_template,
     )
 
 
@@ -162,19 +167,41 @@ def _object(path: Path, *, optional: bool = False) -> dict[str, Any]:
     return value
 
 
-def _chat_template(path: Path, tokenizer_config: Mapping[str, Any]) -> str | None:
-    file = path / "chat_template.jinja"
-    if file.is_file():
-        try:
-            return file.read_text("utf-8")
-        except UnicodeDecodeError:
-            raise CheckpointError(f"{file} is not text in UTF-8") from None
-    template = _object(path / "chat_template.json", optional=True).get(
-        "chat_template", tokenizer_config.get("chat_template")
-    )
-    if template is not None and not isinstance(template, str):
-        raise CheckpointError(f"{path} has several named chat templates; only a single one is supported")
-    return template
+def _chat_templates(
+    path: Path, processor: Mapping[str, Any], tokenizer: Mapping[str, Any]
+) -> tuple[str | None, str | None]:
+    """The chat template without tools, and the one with tools.
+
+    transformers' processor has one template; its tokenizer may have several by name, and takes the one for tools where
+    there are tools. Engines ask the processor first, but with tools the tokenizer alone if it has any.
+    """
+    files = {file.stem: _text(file) for file in sorted((path / ADDITIONAL_TEMPLATES).glob("*.jinja"))}
+    if (file := path / "chat_template.jinja").is_file():
+        files["default"] = _text(file)
+    older = _named(_object(path / "chat_template.json", optional=True).get("chat_template"), path)
+    of_processor = _named(processor.get("chat_template"), path) or older or files
+    of_tokenizer = files or _named(tokenizer.get("chat_template"), path)
+    plain = of_processor.get("default", of_tokenizer.get("default"))
+    return plain, of_tokenizer.get("tool_use", of_tokenizer.get("default", plain))
+
+
+def _text(file: Path) -> str:
+    try:
+        return file.read_text("utf-8")
+    except UnicodeDecodeError:
+        raise CheckpointError(f"{file} is not text in UTF-8") from None
+
+
+def _named(value: Any, path: Path) -> dict[str, str]:
+    """Chat templates by name: one is the default; several are a list of objects, or an object."""
+    if value is None:
+        return {}
+    named = {"default": value} if isinstance(value, str) else value
+    if isinstance(value, list) and all(isinstance(item, dict) for item in value):
+        named = {item.get("name"): item.get("template") for item in value}
+    if not isinstance(named, dict) or not all(isinstance(text, str) for item in named.items() for text in item):
+        raise CheckpointError(f"{path} has a chat template that is neither a text nor several texts by name")
+    return named
 
 
 def is_number(value: object) -> bool:

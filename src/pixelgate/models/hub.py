@@ -7,7 +7,7 @@ from pathlib import Path
 
 from pixelgate._version import __version__
 from pixelgate.errors import CheckpointError
-from pixelgate.models.checkpoint import FILES
+from pixelgate.models.checkpoint import ADDITIONAL_TEMPLATES, FILES
 
 # namespace/name, as the hub allows it
 _ID = re.compile(r"(?=.{3,96}\Z)(?!.*(--|\.\.))\w([\w.-]*\w)?/\w([\w.-]*\w)?", re.ASCII)
@@ -47,7 +47,7 @@ def _download(model: str, revision: str | None) -> Path:
             snapshot_download(
                 model,
                 revision=revision,
-                allow_patterns=list(FILES),
+                allow_patterns=[*FILES, f"{ADDITIONAL_TEMPLATES}/*.jinja"],
                 library_name="pixelgate",
                 library_version=__version__,
             )
