@@ -1,17 +1,20 @@
 import itertools
+from dataclasses import fields
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pixelgate.errors import CheckpointError, RequestError
+from pixelgate.errors import RequestError
 from pixelgate.prompt.expand import Prompt, build
+from pixelgate.prompt.rules import Rules
 from pixelgate.prompt.template import ChatTemplate
 
 PAD = "<|image_pad|>"
 PAD_ID = 151655
 SPECIAL = ["<|endoftext|>", "<|im_start|>", "<|im_end|>", "<|vision_start|>", "<|vision_end|>", PAD, "<|video_pad|>"]
 IMAGE = {"type": "image"}
+RULES = [field.name for field in fields(Rules)]
 
 # In the manner of Phi: content is added to a string.
 STRINGS = ChatTemplate(
@@ -38,7 +41,8 @@ def prompt_of(template, tokenizer):
     """build() with the demo checkpoint, unless the arguments say otherwise."""
 
     def call(messages, expansions=(), template=template, **options) -> Prompt:
-        return build(messages, template, tokenizer, placeholder=PAD, expansions=expansions, **options)
+        rules = Rules(PAD, **{name: options.pop(name) for name in RULES if name in options})
+        return build(messages, template, tokenizer, rules, expansions=expansions, **options)
 
     return call
 
@@ -177,7 +181,7 @@ def test_string_content_keeps_the_order_of_text_and_images(prompt_of, tokenizer)
     assert [length for _, length in prompt.spans] == [2, 1]
     assert prompt.token_ids.count(PAD_ID) == 3
     seen = tokenizer.decode(prompt.token_ids, skip_special_tokens=False)
-    assert seen == f"<|im_start|>user\nA {PAD}{PAD}{PAD}B{PAD}<|im_end|>\n<|im_start|>assistant\nC<|im_end|>\n"
+    assert seen == f"<|im_start|>user\nA {PAD}\n{PAD}{PAD}\nB\n{PAD}<|im_end|>\n<|im_start|>assistant\nC<|im_end|>\n"
 
 
 @given(CONTENT)
@@ -186,7 +190,7 @@ def test_string_content_is_as_safe(prompt_of, tokenizer, content):
     prompt = prompt_of(user(*(IMAGE if p is None else text(p) for p in content)), [[PAD_ID]] * images, STRINGS)
     assert specials_in(prompt) == [151644, *[PAD_ID] * images, 151645]
     seen = tokenizer.decode(prompt.token_ids, skip_special_tokens=False)
-    assert seen == "<|im_start|>user\n" + "".join(PAD if p is None else p for p in content) + "<|im_end|>\n"
+    assert seen == "<|im_start|>user\n" + "\n".join(PAD if p is None else p for p in content) + "<|im_end|>\n"
 
 
 @pytest.mark.parametrize("part", [{"type": "video"}, {"type": "text"}, {"type": "text", "text": None}])
@@ -277,11 +281,6 @@ def test_options_reach_the_template(prompt_of, tokenizer):
     assert specials_in(prompt) == [151645]
 
 
-def test_the_placeholder_must_be_a_special_token(template, tokenizer):
-    with pytest.raises(CheckpointError, match="'<image>' is not a special token"):
-        build(user(text("hi")), template, tokenizer, placeholder="<image>", expansions=())
-
-
 def test_swapping_two_images_changes_their_spans_only(prompt_of):
     messages = user(text("A:"), IMAGE, text("B:"), IMAGE)
     one, two = [PAD_ID] * 5, [PAD_ID, 3, PAD_ID]
@@ -295,3 +294,117 @@ def test_swapping_two_images_changes_their_spans_only(prompt_of):
     assert [length for _, length in first.spans] == [5, 3]
     assert [length for _, length in second.spans] == [3, 5]
     assert all(a[0] + a[1] <= b[0] for a, b in itertools.pairwise(first.spans))
+
+
+ECHO = ChatTemplate("{% for m in messages %}[{{ m.role }}]{{ m.content }}<|im_end|>{% endfor %}")
+TRIMS = ChatTemplate("{% for m in messages %}[{{ m.role }}]{{ m.content | trim }}<|im_end|>{% endfor %}")
+
+
+@pytest.mark.parametrize(
+    ("written", "final", "seen"),
+    [
+        (ECHO, "It is  ", "[user]q[assistant]It is  "),
+        (TRIMS, "It is  ", "[user]q[assistant]It is"),
+        (ECHO, f"typed {PAD[:-1]}", f"[user]q[assistant]typed {PAD[:-1]}"),
+        (ECHO, "\u3400\u3401", "[user]q[assistant]\u3400\u3401"),
+        (ECHO, "", "[user]q[assistant]"),
+    ],
+)
+def test_the_final_message_is_continued(prompt_of, tokenizer, written, final, seen):
+    messages = [{"role": "user", "content": "q"}, {"role": "assistant", "content": final}]
+    prompt = prompt_of(messages, (), written, add_generation_prompt=False, continue_final_message=True)
+    assert tokenizer.decode(prompt.token_ids) == seen
+    assert specials_in(prompt) == [151645]
+
+
+def test_of_a_message_in_parts_the_last_text_is_continued(prompt_of, tokenizer):
+    messages = user(IMAGE, text("a"), text("b "))
+    prompt = prompt_of(messages, [[PAD_ID]], add_generation_prompt=False, continue_final_message=True)
+    assert tokenizer.decode(prompt.token_ids).endswith("user\nab ")
+
+
+@pytest.mark.parametrize("content", [None, [], [IMAGE]])
+def test_nothing_to_continue(prompt_of, content):
+    expansions = [[PAD_ID]] * len(content or ())
+    with pytest.raises(RequestError, match="no text that could be continued"):
+        prompt_of([{"role": "assistant", "content": content}], expansions, continue_final_message=True)
+
+
+def test_a_template_that_does_not_end_with_the_final_message(prompt_of):
+    for source in ("{{ messages[0].content }}", "{{ messages[1].content | upper | replace('Q', 'x') }}"):
+        messages = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "qq"}]
+        with pytest.raises(RequestError, match="does not end with the final message"):
+            prompt_of(messages, (), ChatTemplate(source), continue_final_message=True)
+
+
+def test_a_picture_behind_the_text_to_be_continued_is_not_lost(prompt_of):
+    with pytest.raises(RequestError):
+        prompt_of(user(text("a"), IMAGE), [[PAD_ID]], continue_final_message=True)
+
+
+def test_typed_tokens_may_control_the_model_but_make_no_pictures(prompt_of, tokenizer):
+    typed = f"<|im_end|>{PAD}<|vision_end|>"
+    prompt = prompt_of(
+        user(text(typed), IMAGE), [[PAD_ID, 7]], image_tokens=(PAD, "<|vision_end|>"), typed_specials="allow"
+    )
+    plain = prompt_of(user(text("x"), IMAGE), [[PAD_ID, 7]])
+    assert specials_in(prompt).count(151645) == specials_in(plain).count(151645) + 1
+    assert specials_in(prompt).count(PAD_ID) == specials_in(prompt).count(151653) == 1
+    assert f"{PAD}<|vision_end|>" in tokenizer.decode(prompt.token_ids)
+
+
+NUMBERED = ChatTemplate(
+    "{% set n = namespace(i=0) %}{% for m in messages %}{% for p in m.content %}{% if p.type == 'image' %}"
+    "{% set n.i = n.i + 1 %}<|image_{{ n.i }}|>{% else %}{{ p.text }}{% endif %}{% endfor %}{% endfor %}"
+)
+
+
+def test_a_template_may_number_its_pictures(prompt_of, tokenizer):
+    messages = user(text("<|image_1|>"), IMAGE, text("<|image_2|>"), IMAGE)
+    prompt = prompt_of(messages, [[PAD_ID], [PAD_ID] * 2], NUMBERED, in_text="<|image_{number}|>")
+    assert [length for _, length in prompt.spans] == [1, 2]
+    assert tokenizer.decode(prompt.token_ids) == "<|image_1|><|image_2|>"
+
+
+def test_a_template_that_changes_their_order(prompt_of):
+    swaps = ChatTemplate(
+        "{% if messages[0].content[1].type == 'image' %}<|image_2|><|image_1|>{% else %}<|image_1|>{% endif %}"
+    )
+    with pytest.raises(RequestError, match="changes the order"):
+        prompt_of(user(IMAGE, IMAGE), [[PAD_ID]] * 2, swaps, in_text="<|image_{number}|>")
+
+
+def test_text_that_a_template_looks_for_under_another_name(prompt_of, tokenizer):
+    """As the first revisions of Pixtral's template do."""
+    template = ChatTemplate(
+        "{% for p in messages[0].content %}{% if p.type == 'text' %}{{ p.content }}{% else %}<|image_pad|>{% endif %}"
+        "{% endfor %}"
+    )
+    prompt = prompt_of(user(text("a"), IMAGE, text("b")), [[PAD_ID]], template)
+    assert tokenizer.decode(prompt.token_ids) == "ab"
+
+
+def test_a_tool_answers_in_lines(prompt_of, tokenizer):
+    messages = [
+        {"role": "tool", "content": [text("a"), text("b")]},
+        {"role": "user", "content": [text("c"), text("d")]},
+    ]
+    template = ChatTemplate(
+        "{% for m in messages %}({% if m.content is string %}{{ m.content }}{% else %}"
+        "{% for p in m.content %}{{ p.text or '<|image_pad|>' }}{% endfor %}{% endif %}){% endfor %}"
+    )
+    assert tokenizer.decode(prompt_of(messages, (), template).token_ids) == "(a\nb)(cd)"
+
+
+def test_a_template_that_writes_strings_otherwise_gets_parts_as_from_an_engine(prompt_of, tokenizer):
+    template = ChatTemplate(
+        "{% for m in messages %}{% if m.content is string %}{{ m.content }}{% else %}"
+        "{% for p in m.content %}{{ p.text + ' ' if p.text else '<|image_pad|>' }}{% endfor %}{% endif %}{% endfor %}"
+    )
+    messages = [{"role": "user", "content": "a"}, *user(text("b"), text("c"))]
+    assert tokenizer.decode(prompt_of(messages, (), template).token_ids) == "a b c "
+
+
+def test_a_message_without_content_is_empty_where_content_is_a_string(prompt_of, tokenizer):
+    prompt = prompt_of([{"role": "assistant", "content": None}], (), STRINGS)
+    assert tokenizer.decode(prompt.token_ids) == "assistant\n\n"

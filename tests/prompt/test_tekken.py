@@ -7,6 +7,7 @@ from vocabularies import tekken
 
 from pixelgate.errors import CheckpointError, RequestError
 from pixelgate.prompt.expand import build
+from pixelgate.prompt.rules import Rules
 from pixelgate.prompt.tekken import TekkenTokenizer
 from pixelgate.prompt.template import ChatTemplate
 from pixelgate.prompt.tokens import open_tokenizer
@@ -65,7 +66,7 @@ def test_a_prompt_with_pictures(mistral):
     )
     content = [{"type": "image"}, {"type": "text", "text": "receipt [IMG]"}]
     image = [mistral.special_ids[name] for name in ("[IMG]", "[IMG]", "[IMG_BREAK]", "[IMG]", "[IMG]", "[IMG_END]")]
-    prompt = build([{"role": "user", "content": content}], template, mistral, placeholder="[IMG]", expansions=[image])
+    prompt = build([{"role": "user", "content": content}], template, mistral, Rules("[IMG]"), expansions=[image])
     assert prompt.spans == ((2, 6),)
     assert prompt.token_ids == (1, 3, *image, *mistral.encode_text("receipt [IMG]"), 4)
 

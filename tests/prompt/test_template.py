@@ -108,6 +108,7 @@ LOOP = "{% for m in messages %}{% for p in m.content %}{{ p.text or '<img>' if p
 MACRO = "{% macro show(c) %}{% for x in c %}{% if x.type == 'image' %}<img>{% endif %}{% endfor %}{% endmacro %}" + (
     "{% for m in messages %}{{ m.content if m.content is string else show(m.content) }}{% endfor %}"
 )
+ASKS = "{% if messages[0].content is string %}{{ messages[0].content }}?{% else %}" + LOOP + "{% endif %}"
 
 
 @pytest.mark.parametrize(
@@ -115,6 +116,12 @@ MACRO = "{% macro show(c) %}{% for x in c %}{% if x.type == 'image' %}<img>{% en
     [
         (LOOP, True, False),
         (MACRO, True, True),
+        (LOOP.replace("p.text or", "p.content or").replace("if p.type", "if p.type == 'image' or p.text"), True, False),
+        (
+            "{% if messages[0].content is string %}{{ messages[0].content }}?{% else %}" + LOOP + "{% endif %}",
+            True,
+            False,
+        ),
         ("{% for m in messages %}{{ m.content }}{% endfor %}", False, True),
         ("{% for m in messages %}{{ m.content | string }}{% endfor %}", False, True),
         ("{% for m in messages %}{{ '<' + m.content }}{% endfor %}", False, True),
@@ -123,5 +130,7 @@ MACRO = "{% macro show(c) %}{% for x in c %}{% if x.type == 'image' %}<img>{% en
 )
 def test_the_form_of_content_is_found_by_rendering(source, parts, strings):
     template = ChatTemplate(source)
-    assert (template.takes_parts("<img>"), template.takes_strings) == (parts, strings)
-    assert template.takes_parts("<other>") is False
+    form = template.form(["<img>"])
+    assert (form.parts, form.strings) == (parts, strings)
+    assert form.text_keys == (("text", "content") if "p.content or" in source else ("text",))
+    assert not template.form(["<other>"]).parts

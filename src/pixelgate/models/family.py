@@ -38,6 +38,18 @@ class Family(Protocol):
         """The id that receives an embedding wherever it stands in an expansion."""
 
     @property
+    def in_text(self) -> str:
+        """What stands for a picture in content that is a string; ``{number}`` in it counts pictures from 1."""
+
+    @property
+    def image_tokens(self) -> tuple[str, ...]:
+        """The special tokens that only pictures have."""
+
+    @property
+    def separate_texts(self) -> bool:
+        """Whether the texts around pictures are tokenised one by one, each as if it were a prompt of its own."""
+
+    @property
     def pixels_name(self) -> str:
         """transformers' name of the pixel tensor."""
 

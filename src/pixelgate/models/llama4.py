@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from pixelgate.errors import CheckpointError
 from pixelgate.models.batch import Batch, concatenated
 from pixelgate.models.checkpoint import Checkpoint, Settings
+from pixelgate.models.placeholder import InPrompt
 from pixelgate.models.steps import COMMON_OPTIONS, HALF, Backend, Steps, take_steps
 from pixelgate.pixels.plan import Canvas, ImagePlan, Tiles, View
 from pixelgate.pixels.resample import PillowOrder
@@ -27,10 +28,11 @@ from pixelgate.pixels.tensor import Tensor
 MODEL_TYPES = ("llama4",)
 PROCESSORS: Mapping[str, tuple[Backend, ...]] = {"Llama4ImageProcessor": ("torchvision",)}
 OPTIONS = ("max_patches", "resize_to_max_canvas", *COMMON_OPTIONS)
+START, END, ACROSS, DOWN = "<|image_start|>", "<|image_end|>", "<|tile_x_separator|>", "<|tile_y_separator|>"
 
 
 @dataclass(frozen=True)
-class Llama4:
+class Llama4(InPrompt):
     """The arithmetic of one Llama 4 checkpoint."""
 
     tile: int
@@ -77,9 +79,14 @@ class Llama4:
         """Rows of tiles with their separators, then the global tile, between a start and an end."""
         tile = (self.embedded, self.tile_tokens)
         rows, columns = plan.aux["aspect_ratios"][0].tolist()
-        row = [tile, *([("<|tile_x_separator|>", 1), tile] * (columns - 1)), ("<|tile_y_separator|>", 1)]
+        row = [tile, *([(ACROSS, 1), tile] * (columns - 1)), (DOWN, 1)]
         tiled = row * rows if rows * columns > 1 else []
-        return [("<|image_start|>", 1), *tiled, ("<|image|>", 1), tile, ("<|image_end|>", 1)]
+        return [(START, 1), *tiled, (self.placeholder, 1), tile, (END, 1)]
+
+    @property
+    def image_tokens(self) -> tuple[str, ...]:
+        """The special tokens that only pictures have."""
+        return (self.placeholder, self.embedded, START, END, ACROSS, DOWN)
 
     def collate(self, plans: Sequence[ImagePlan]) -> Batch:
         """[tiles of all pictures, 3, height, width]."""

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from pixelgate.errors import ImageRefusedError
 from pixelgate.models.batch import Batch, stacked, tiles_and_sizes
 from pixelgate.models.checkpoint import Checkpoint
-from pixelgate.models.placeholder import OnePlaceholder
+from pixelgate.models.placeholder import NUMBERED_TAG, OnePlaceholder
 from pixelgate.models.steps import Backend, Steps, take_steps
 from pixelgate.pixels.plan import Canvas, FloatView, ImagePlan, Tiles, View
 from pixelgate.pixels.resample import PillowOrder
@@ -43,6 +43,8 @@ class Phi3Vision(OnePlaceholder):
     placeholder: str = "<|image|>"
     pixels_name: str = "pixel_values"
     drops_alpha: bool = False
+    separate_texts: bool = True
+    in_text: str = NUMBERED_TAG
 
     def plan(self, height: int, width: int, *, images_in_sample: int = 1) -> ImagePlan:
         """What a picture of this size becomes. Raises ImageRefusedError when a side would vanish."""

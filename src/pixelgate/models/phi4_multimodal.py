@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from pixelgate.errors import CheckpointError, ImageRefusedError
 from pixelgate.models.batch import Batch, filled_up, stacked, tiles_and_sizes
 from pixelgate.models.checkpoint import Checkpoint
-from pixelgate.models.placeholder import OnePlaceholder
+from pixelgate.models.placeholder import NUMBERED_TAG, OnePlaceholder
 from pixelgate.models.steps import HALF, Backend, Steps, take_steps
 from pixelgate.pixels.plan import Canvas, FloatView, ImagePlan, Tiles, View
 from pixelgate.pixels.resample import PillowOrder
@@ -51,6 +51,7 @@ class Phi4Multimodal(OnePlaceholder):
     drops_alpha: bool
     placeholder_id: int = IMAGE_TOKEN_ID
     placeholder: str = "<|endoftext10|>"
+    in_text: str = NUMBERED_TAG
 
     def plan(self, height: int, width: int, *, images_in_sample: int = 1) -> ImagePlan:
         """What a picture of this size becomes. Raises ImageRefusedError when a side would be under 10 pixels."""
@@ -124,7 +125,9 @@ class Phi4Multimodal(OnePlaceholder):
     def tensors(self, plans: Sequence[ImagePlan], pixels: Sequence[NDArray[Any]]) -> tuple[Tensor, ...]:
         """The model inputs for an engine."""
         mask = Tensor("image_attention_mask", "float32", self._masks(plans), "batched")
-        return (*tiles_and_sizes(self.pixels_name, plans, pixels), mask)
+        counts = tuple(plan.aux["num_img_tokens"] for plan in plans)
+        tokens = Tensor("num_img_tokens", "int64", counts, "batched", keep_on_cpu=True)
+        return (*tiles_and_sizes(self.pixels_name, plans, pixels), mask, tokens)
 
 
 @lru_cache(maxsize=8)

@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from pixelgate.errors import CheckpointError, ImageRefusedError
 from pixelgate.models.batch import Batch, padded
 from pixelgate.models.checkpoint import Checkpoint, Settings
+from pixelgate.models.placeholder import InPrompt
 from pixelgate.models.steps import BOTH, COMMON_OPTIONS, Backend, Steps, take_steps
 from pixelgate.pixels.plan import ImagePlan, Tiles, View
 from pixelgate.pixels.resample import PillowOrder
@@ -29,7 +30,7 @@ OPTIONS = ("size", "do_resize", *COMMON_OPTIONS)
 
 
 @dataclass(frozen=True)
-class Pixtral:
+class Pixtral(InPrompt):
     """The arithmetic of one Pixtral or Mistral 3 checkpoint; ``patch`` is what one token covers, in pixels."""
 
     patch: int
@@ -46,6 +47,11 @@ class Pixtral:
     def embedded(self) -> str:
         """The token that receives an embedding."""
         return self.placeholder
+
+    @property
+    def image_tokens(self) -> tuple[str, ...]:
+        """The special tokens that only pictures have."""
+        return (self.placeholder, self.row_end, self.image_end)
 
     def plan(self, height: int, width: int, *, images_in_sample: int = 1) -> ImagePlan:
         """What a picture of this size becomes. Raises ImageRefusedError when a side would vanish."""

@@ -45,6 +45,11 @@ class QwenVL(OnePlaceholder):
     drops_alpha: bool = False
     pixels_name: str = "pixel_values"
 
+    @property
+    def in_text(self) -> str:
+        """What stands for a picture in content that is a string."""
+        return f"<|vision_start|>{self.placeholder}<|vision_end|>"
+
     def plan(self, height: int, width: int, *, images_in_sample: int = 1) -> ImagePlan:
         """What a picture of this size becomes. Raises ImageRefusedError for an aspect ratio above 200."""
         factor, resized = self.patches.patch * self.patches.merge, (height, width)

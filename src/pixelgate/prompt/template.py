@@ -8,9 +8,9 @@ an immutable sandbox, trimmed blocks, ``break`` and ``continue``, ``tojson`` wit
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from datetime import datetime
-from functools import cached_property
 from typing import Any, NoReturn
 
 from jinja2 import TemplateError, nodes
@@ -37,6 +37,19 @@ _NOT_THE_CLIENTS = (
 )
 
 
+@dataclass(frozen=True)
+class Form:
+    """The form in which a template takes the content of a message.
+
+    ``parts``: it writes a placeholder for an image in a list of parts. ``strings``: it writes plain strings, and as it
+    writes them in parts if it takes both. ``text_keys``: where it looks for the text of a part.
+    """
+
+    parts: bool
+    strings: bool
+    text_keys: tuple[str, ...] = ("text",)
+
+
 class ChatTemplate:
     """A compiled chat template.
 
@@ -47,7 +60,7 @@ class ChatTemplate:
     def __init__(self, source: str, variables: Mapping[str, Any] | None = None) -> None:
         self.source = source
         self._variables = dict(variables or {})
-        self._parts: dict[str, bool] = {}
+        self._forms: dict[tuple[str, ...], Form] = {}
         try:
             self._template = _environment().from_string(source)
         except (TemplateError, RecursionError) as error:
@@ -89,23 +102,35 @@ class ChatTemplate:
                 param="messages",
             ) from error
 
-    def takes_parts(self, placeholder: str) -> bool:
-        """Whether an image part of a content list is written as ``placeholder``. Found out by rendering one."""
-        if placeholder not in self._parts:
-            content = [{"type": "image"}, {"type": "text", "text": _PROBE}]
-            self._parts[placeholder] = self._prints(content, placeholder)
-        return self._parts[placeholder]
+    @property
+    def knows_developers(self) -> bool:
+        """Whether messages of the role "developer" are something else to it than a mistake."""
+        return "'developer'" in self.source or '"developer"' in self.source
 
-    @cached_property
-    def takes_strings(self) -> bool:
-        """Whether content that is a plain string is written. Some templates only look for parts and lose it."""
-        return self._prints(_PROBE, _PROBE)
+    def form(self, slots: Iterable[str]) -> Form:
+        """The form of content, found out by rendering some; ``slots`` are the texts that may stand for an image."""
+        slots = tuple(slots)
+        if slots not in self._forms:
+            self._forms[slots] = self._probed(slots)
+        return self._forms[slots]
 
-    def _prints(self, content: Any, expected: str) -> bool:
+    def _probed(self, slots: tuple[str, ...]) -> Form:
+        alone = self._shown(_PROBE)
+        image, text = {"type": "image"}, {"type": "text", "text": _PROBE}
+        if not any(slot in self._shown([image, text]) for slot in slots):
+            return Form(parts=False, strings=_PROBE in alone)
+        # Some look for the text under the name "content", and would leave it out without a word.
+        for keys in (("text",), ("text", "content")):
+            shown = self._shown([text | dict.fromkeys(keys, _PROBE)])
+            if _PROBE in shown:
+                return Form(parts=True, strings=shown == alone, text_keys=keys)
+        return Form(parts=True, strings=_PROBE in alone)
+
+    def _shown(self, content: Any) -> str:
         try:
-            return expected in self.render([{"role": "user", "content": content}])
+            return self.render([{"role": "user", "content": content}])
         except RequestError:
-            return False
+            return ""
 
 
 class _RaisedByTemplateError(TemplateError):
