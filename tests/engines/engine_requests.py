@@ -13,6 +13,7 @@ import numpy as np
 
 from pixelgate.engines.engine import EngineRequest, Images, Sampling, Span
 from pixelgate.pixels.tensor import Tensor
+from pixelgate.testing.strict_layouts import patches
 from pixelgate.testing.strict_rules import StrictFacts
 
 PAD, START, END = 900, 901, 902
@@ -21,7 +22,7 @@ FACTS = StrictFacts(
     model_type="qwen2_5_vl",
     vocab_size=1000,
     image_token_id=PAD,
-    patch_size=2,
+    layout=patches(2),
     eos_token_ids=(999,),
     device_normalize=True,
     max_context=512,
@@ -33,7 +34,7 @@ BFLOAT16 = replace(FACTS, device_normalize=False)
 
 def picture(grid, dtype="uint8", seed=0):
     """Rows of patches for a grid of (height, width) patches; exact in every dtype."""
-    values = np.random.default_rng(seed).integers(0, 256, (grid[0] * grid[1], FACTS.columns), np.uint8)
+    values = np.random.default_rng(seed).integers(0, 256, (grid[0] * grid[1], FACTS.layout.pixels[0]), np.uint8)
     return values if dtype == "uint8" else (values.astype(np.float32) / 16 - 8).astype(DTYPES[dtype])
 
 

@@ -13,7 +13,8 @@ from smg_grpc_proto.generated import vllm_engine_pb2 as pb
 
 from pixelgate.engines.vllm_wire import encode
 from pixelgate.errors import CheckpointError
-from pixelgate.testing.strict_rules import Identities, Refused, StrictFacts, check
+from pixelgate.testing.strict_layouts import Refused, patches
+from pixelgate.testing.strict_rules import Identities, StrictFacts, check
 
 
 def message(dtype="uint8", **kwargs):
@@ -174,34 +175,34 @@ def test_a_text_request_with_empty_mm_inputs_is_refused():
 def test_the_same_picture_again_keeps_its_hash():
     identities = Identities()
     for _ in range(2):
-        identities.remember(message())
-    identities.remember(message(None))
-    identities.remember(message(grids=((2, 2),)))
+        identities.remember(message(), FACTS.layout)
+    identities.remember(message(None), FACTS.layout)
+    identities.remember(message(grids=((2, 2),)), FACTS.layout)
 
 
 def test_other_pixels_under_a_known_hash_are_refused():
     identities, other = Identities(), message()
-    identities.remember(message())
+    identities.remember(message(), FACTS.layout)
     payload = bytearray(other.mm_inputs.pixel_values.inline)
     payload[-1] ^= 1
     other.mm_inputs.pixel_values.inline = bytes(payload)
     with pytest.raises(Refused, match=other.mm_inputs.mm_hashes[1]):
-        identities.remember(other)
+        identities.remember(other, FACTS.layout)
 
 
 def test_another_grid_under_a_known_hash_is_refused():
     identities, other = Identities(), message()
-    identities.remember(message())
+    identities.remember(message(), FACTS.layout)
     set_int64(small(other, "image_grid_thw"), 1, 4, 4, 1, 6, 2)
     with pytest.raises(Refused, match=other.mm_inputs.mm_hashes[1]):
-        identities.remember(other)
+        identities.remember(other, FACTS.layout)
 
 
 def test_two_pictures_of_one_request_need_two_hashes():
     twins = message()
     twins.mm_inputs.mm_hashes[1] = twins.mm_inputs.mm_hashes[0]
     with pytest.raises(Refused, match="belonged to another picture"):
-        Identities().remember(twins)
+        Identities().remember(twins, FACTS.layout)
 
 
 def checkpoint(directory, config, processor):
@@ -217,9 +218,9 @@ def test_facts_are_read_from_a_checkpoint(tmp_path):
     config = {"model_type": "qwen3_vl", "image_token_id": 7, "text_config": {"vocab_size": 50, "eos_token_id": 9}}
     facts = StrictFacts.from_checkpoint(checkpoint(tmp_path, config, PROCESSOR), device_normalize=True)
     assert facts == StrictFacts(
-        "qwen3_vl", 50, 7, patch_size=16, eos_token_ids=(9,), device_normalize=True, encoder_dtype="bfloat16"
+        "qwen3_vl", 50, 7, patches(16), eos_token_ids=(9,), device_normalize=True, encoder_dtype="bfloat16"
     )
-    assert facts.columns == 1536
+    assert facts.layout.pixels == (1536,)
     assert facts.pixel_dtype == "uint8"
 
 
@@ -234,7 +235,7 @@ def test_settings_win_over_a_checkpoint_and_several_ends_are_kept(tmp_path):
     [
         ({"model_type": "qwen2_vl"}, PROCESSOR, "does not say its vocab_size, image_token_id"),
         ([], PROCESSOR, r"config\.json is no JSON object"),
-        ({"model_type": "qwen2_vl", "vocab_size": 5, "image_token_id": 4}, {}, "patch_size, merge_size"),
+        ({"model_type": "qwen2_vl", "vocab_size": 5, "image_token_id": 4}, {}, "does not say its patch_size"),
     ],
 )
 def test_a_checkpoint_that_leaves_facts_out_is_refused(tmp_path, config, processor, complaint):

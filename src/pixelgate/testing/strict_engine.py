@@ -29,7 +29,8 @@ from smg_grpc_proto.generated import vllm_engine_pb2 as pb
 from tokenizers import Tokenizer
 
 from pixelgate.errors import CheckpointError
-from pixelgate.testing.strict_rules import Identities, Refused, StrictFacts, check
+from pixelgate.testing.strict_layouts import Refused
+from pixelgate.testing.strict_rules import Identities, StrictFacts, check
 
 SERVICE = pb.DESCRIPTOR.services_by_name["VllmEngine"].full_name
 
@@ -130,7 +131,7 @@ class _Servicer(vllm_engine_pb2_grpc.VllmEngineServicer):  # type: ignore[misc] 
         engine.requests.append(request)
         try:
             check(request, engine.facts)
-            engine.identities.remember(request)
+            engine.identities.remember(request, engine.facts.layout)
             if name in engine.running:
                 raise Refused(f"the request id {name} is in use")
         except Refused as why:
