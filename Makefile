@@ -49,6 +49,8 @@ ci-full: lint test $(VENV)/peer.stamp
 	$(BIN)/python benchmarks/slow_hosts.py
 	$(VENV)/peer/bin/python tests/goldens/make.py --out build/goldens
 	$(BIN)/python tests/goldens/compare.py build/goldens tests/goldens/data
+	$(VENV)/peer/bin/python tests/goldens/make_prompts.py build/prompts.json
+	cmp build/prompts.json tests/goldens/data/prompts.json
 	$(VENV)/peer/bin/python tests/goldens/random_resize.py
 	$(VENV)/peer/bin/python tests/goldens/random_sizes.py --count 300
 	for family in llava15_clip llava_next llava_onevision mistral3 qwen2_5_vl; do for backend in torchvision pil; do \
@@ -58,6 +60,7 @@ ci-full: lint test $(VENV)/peer.stamp
 
 goldens: $(VENV)/peer.stamp
 	$(VENV)/peer/bin/python tests/goldens/make.py
+	$(VENV)/peer/bin/python tests/goldens/make_prompts.py
 
 $(VENV)/runtime.stamp: $(SOURCES)
 	@echo "installing into $(VENV); the first time this takes a while"

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 import tokenizers
+from family_models import Model
 from hypothesis import settings
 
 from pixelgate.demo import CHECKPOINT
@@ -42,3 +43,15 @@ def tokenizer(trained: str) -> JsonTokenizer:
 @pytest.fixture(scope="session")
 def template() -> ChatTemplate:
     return ChatTemplate((CHECKPOINT / "chat_template.jinja").read_text(encoding="utf-8"))
+
+
+@pytest.fixture(scope="session")
+def models(tmp_path_factory):
+    made = {}
+
+    def get(family):
+        if family not in made:
+            made[family] = Model(family, tmp_path_factory.mktemp(family))
+        return made[family]
+
+    return get
