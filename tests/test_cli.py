@@ -17,6 +17,7 @@ from pixelgate.demo import CHECKPOINT as DEMO_CHECKPOINT
 from pixelgate.gateway import serve
 
 CHECKPOINT = str(golden.CHECKPOINTS / "qwen2_5_vl")
+WITHOUT_TEMPLATE = str(golden.CHECKPOINTS / "llava15_pad")
 PHOTO = str(golden.COMMITTED / "images" / "photo.jpg")
 TALL = str(golden.COMMITTED / "images" / "tall.png")
 
@@ -161,7 +162,8 @@ def test_pictures_may_follow_options(capsys):
         (["serve", "--engine", "local:reader"], "local:reader has no files of its own"),
         (["serve", "--engine", "vllm+grpc://a:1", "--revision", "v1"], "a revision goes with a hub id"),
         (["serve", CHECKPOINT], "at least one engine"),
-        (["serve", CHECKPOINT, "--engine", "http://x"], "chat template"),
+        (["serve", CHECKPOINT, "--engine", "http://x"], "no tokenizer.json"),
+        (["serve", WITHOUT_TEMPLATE, "--engine", "http://x"], "no chat template"),
         (["serve", str(DEMO_CHECKPOINT), "--engine", "http://x"], "not an engine address"),
         (["serve", CHECKPOINT, "--config", "x.toml"], "not both"),
         (["serve", "--config", "nowhere.toml"], r"nowhere.toml cannot be read"),

@@ -94,6 +94,7 @@ def _parser() -> argparse.ArgumentParser:
         "--name", default="", help="the model's name for clients (default: the id, the directory's or the engine's)"
     )
     _options_flag(serve)
+    serve.add_argument("--bos", help="the token before a prompt as engine (default) or transformers would have it")
     serve.add_argument("--config", metavar="pixelgate.toml", help="a file instead of CHECKPOINT and --engine")
     add_flags(serve)
     serve.set_defaults(run=_serve)
@@ -231,8 +232,8 @@ def _serve(parsed: argparse.Namespace) -> None:
 
 
 def _settings(parsed: argparse.Namespace) -> GatewaySettings:
-    of_a_model = (parsed.checkpoint, parsed.revision, parsed.engine, parsed.name, parsed.mm_processor_kwargs)
-    if parsed.config and any(of_a_model):
+    of_a_model = ("checkpoint", "revision", "engine", "name", "mm_processor_kwargs", "bos")
+    if parsed.config and any(getattr(parsed, name) for name in of_a_model):
         raise ConfigError("give either --config or a checkpoint with its own flags, not both")
     models: tuple[ModelSettings, ...] = ()
     if parsed.checkpoint == "":
@@ -244,6 +245,7 @@ def _settings(parsed: argparse.Namespace) -> GatewaySettings:
             parsed.name,
             revision=parsed.revision,
             mm_processor_kwargs=parsed.mm_processor_kwargs,
+            bos=parsed.bos or "engine",
         )
         models = (model,)
     elif not parsed.config:

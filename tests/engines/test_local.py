@@ -13,15 +13,18 @@ import numpy as np
 import pytest
 from PIL import Image, ImageDraw, ImageFont
 
+from goldens.tokenizers_of import CHECKPOINTS
 from pixelgate.demo import PICTURE
 from pixelgate.engines import local
 from pixelgate.engines.engine import EngineRequest, Images, Sampling, Span
 from pixelgate.engines.local import NO_PICTURE, NO_TEXT, ReaderEngine
 from pixelgate.errors import ConfigError, EngineError, EngineUnavailableError
 from pixelgate.pixels.affine import Affine
-from pixelgate.pixels.plan import ImagePlan, Patches, View
+from pixelgate.pixels.plan import ImagePlan, Patches, View, execute
 from pixelgate.pixels.resample import Resample
 from pixelgate.pixels.tensor import Tensor
+from pixelgate.pixels.unpack import unpack
+from pixelgate.processor import load
 
 EOS = 7777
 PATCHES = Patches(14, 2, 2)
@@ -321,3 +324,30 @@ print(engine._recognize(_sample()))
 """
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=True)
     assert (done.stdout, done.stderr) == ("['ready']\n", "")
+
+
+@pytest.mark.parametrize(
+    ("family", "view", "size"),
+    [
+        ("llava_next", 1, (300, 900)),
+        ("llama4", 0, (300, 900)),
+        ("phi3_5_vision", 1, (200, 200)),
+        ("pixtral", 0, (64, 96)),
+    ],
+)
+def test_the_view_that_shows_most_is_read(family, view, size):
+    processor = load(CHECKPOINTS / family)
+    plan = processor.plan(height=size[0], width=size[1])
+    picture = np.random.default_rng(1).integers(0, 256, (*size, 3), np.uint8)
+    tensor = execute(plan, picture)
+    read = local._picture(plan, tensor)
+    assert np.array_equal(read, unpack(plan, tensor, view))
+    assert read.size == max(unpack(plan, tensor, i).size for i in range(len(plan.views)))
+
+
+def test_tiles_of_another_picture_are_left_out():
+    processor = load(CHECKPOINTS / "llava_next")
+    plan = processor.plan(height=300, width=300)
+    tensor = execute(plan, np.full((300, 300, 3), 200, np.uint8))
+    filled = np.concatenate([tensor, np.zeros((3, *tensor.shape[1:]), tensor.dtype)])[None]
+    assert np.array_equal(local._picture(plan, filled), local._picture(plan, tensor))

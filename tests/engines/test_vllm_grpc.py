@@ -96,6 +96,7 @@ async def test_the_facts_of_an_engine():
             max_context=512,
             max_images=3,
             max_embeddings_per_image=30,
+            takes_mixed_shapes=False,
             eos_token_ids=(999,),
         )
         assert await engine.healthy()

@@ -56,10 +56,10 @@ def strict_engine(**settings):
 
 
 @asynccontextmanager
-async def gateway(engines, **settings):
+async def gateway(engines, checkpoint=CHECKPOINT, bos="engine", **settings):
     """``engines``: one engine's URL, for a model named demo, or a URL for each model's name."""
     engines = {"demo": engines} if isinstance(engines, str) else engines
-    models = tuple(ModelSettings(str(CHECKPOINT), (url,), name) for name, url in engines.items())
+    models = tuple(ModelSettings(str(checkpoint), (url,), name, bos=bos) for name, url in engines.items())
     settings = GatewaySettings(models=models, **{"port": 0, "workers": 2, "engine_wait": 5.0, **settings})
     app = create_app(settings, [open_model(model, settings) for model in models])
     server = uvicorn.Server(server_config(app, settings))

@@ -7,6 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from goldens.tokenizers_of import CHECKPOINTS
 from pixelgate.demo import CHECKPOINT
 from pixelgate.engines.engine import EngineFacts, EngineRequest, Images, Span
 from pixelgate.errors import InternalError
@@ -92,3 +93,44 @@ def test_what_does_not_agree_is_never_sent(request_, reason):
 def test_an_engine_that_wants_other_pixels():
     with pytest.raises(InternalError, match="pixels are float32 where the engine wants bfloat16"):
         check(good(), replace(FACTS, pixel_dtype="bfloat16"), PAD)
+
+
+def tiled():
+    """Two pictures of LLaVA-NeXT, the first with fewer tiles than the second."""
+    processor = load(CHECKPOINTS / "llava_next")
+    plans = tuple(processor.plan(height=height, width=width) for height, width in ((300, 300), (300, 900)))
+    pixels = [np.zeros(plan.shape, np.float32) for plan in plans]
+    tensors = processor.family.tensors(plans, pixels)
+    first, second = plans[0].tokens, plans[1].tokens
+    image = processor.family.placeholder_id
+    images = Images(tensors, (Span(1, first), Span(first + 2, second)), ("a" * 64, "b" * 64), image, plans)
+    return EngineRequest("r", (5, *[image] * first, 6, *[image] * second, 7), images=images), image
+
+
+def test_tiles_may_be_filled_up():
+    request_, image = tiled()
+    check(request_, FACTS, image)
+
+
+@pytest.mark.parametrize(
+    ("part", "reason"),
+    [
+        (lambda part: part[:, 1:], "where its plan says"),
+        (lambda part: np.concatenate([part, part]), "where its plan says"),
+        (lambda part: np.concatenate([part, part], axis=1), "pictures differ in the shape of pixel_values"),
+    ],
+)
+def test_tiles_that_no_plan_has(part, reason):
+    request_, image = tiled()
+    pixels, *small = request_.images.tensors
+    wrong = replace(pixels, parts=(pixels.parts[0], part(pixels.parts[1])))
+    wrong_request = replace(request_, images=replace(request_.images, tensors=(wrong, *small)))
+    facts = replace(FACTS, takes_mixed_shapes=False)
+    with pytest.raises(InternalError, match=reason):
+        check(wrong_request, facts, image)
+
+
+def test_rows_that_were_not_announced():
+    wrong = (np.array([16], np.int64), np.array([8], np.int64))
+    with pytest.raises(InternalError, match="picture 1 has 12 rows of pixel_values where 8 are announced"):
+        check(with_tensor(2, parts=wrong), FACTS, PAD)

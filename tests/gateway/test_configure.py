@@ -35,6 +35,7 @@ OTHER = {
     "background": "#102030",
     "isolate": ("PNG", "TIFF"),
     "rgb": "hf",
+    "special_tokens_in_text": "allow",
     "api_keys": ("sk-one", "sk-two"),
 }
 
@@ -204,7 +205,7 @@ def test_a_switch_has_two_flags():
 
 def test_every_setting_has_a_type_that_is_checked_somewhere():
     """A setting of a new type would pass unchecked: the type belongs into configure.py, or its class checks it."""
-    by_their_class = {"rgb", "backend"}
+    by_their_class = {"rgb", "backend", "bos", "special_tokens_in_text"}
     every = [*ALL, *(Setting(ModelSettings, field) for field in fields(ModelSettings))]
     assert {setting.name for setting in every if setting.kind not in configuration._WORDS} <= by_their_class
 

@@ -10,7 +10,6 @@ import shutil
 import pytest
 from running import ENDLESS, PATH, error_of, events, gateway, image, picture, strict_engine, tasks, text, until
 
-from goldens import golden
 from pixelgate.demo import CHECKPOINT
 from pixelgate.engines.engine import Span
 from pixelgate.errors import CheckpointError, ConfigError
@@ -183,11 +182,6 @@ async def refused_at_start(app):
         async with app.router.lifespan_context(app):
             pass
     return caught.value.message
-
-
-def test_a_family_whose_requests_no_engine_has_proven_is_not_served():
-    with pytest.raises(ConfigError, match=r"is a 'llava'.* serves only qwen2_vl, qwen2_5_vl, qwen3_vl so far"):
-        opened(golden.CHECKPOINTS / "pixtral", "local:reader")
 
 
 async def test_no_engine_answers(caplog):

@@ -124,6 +124,7 @@ def test_a_model_is_called_by_its_id_or_by_its_directory(tmp_path, monkeypatch):
         ('[[model]]\ncheckpoint = 1\nengines = ["b"]', r"checkpoint in \[\[model\]\] must be a string, not 1"),
         (ONE + 'backend = "torch"', "backend must be one of torchvision, pil, remote, not 'torch'"),
         (ONE + "backend = []", r"backend must be one of torchvision, pil, remote, not \(\)"),
+        (ONE + 'bos = "hf"', "bos must be one of engine, transformers, not 'hf'"),
         (ONE + "revision = 1", r"revision in \[\[model\]\] must be a string, not 1"),
         (ONE + ONE, "two models have the same name: qwen, qwen"),
         ('port = "80"\n' + ONE, "port in the configuration must be a whole number, not '80'"),

@@ -10,6 +10,9 @@ from pixelgate.gateway.wire import MAX_STOPS, chunk, completion, error_body, par
 USER = {"role": "user", "content": "Hello"}
 
 
+KINDS = "must be text, image_url, input_text, input_image, output_text or refusal"
+
+
 def body(**fields):
     return json.dumps({"model": "demo", "messages": [USER], **fields}).encode()
 
@@ -64,13 +67,17 @@ def refused(sent):
         (
             part(type="input_audio"),
             "messages[0].content[1].type",
-            "messages[0].content[1].type must be 'text' or 'image_url'",
+            f"messages[0].content[1].type {KINDS}",
         ),
-        (part(type=3), "messages[0].content[1].type", "messages[0].content[1].type must be 'text' or 'image_url'"),
+        (
+            part(type=3),
+            "messages[0].content[1].type",
+            f"messages[0].content[1].type {KINDS}",
+        ),
         (
             part(type="video - at `$.model`"),
             "messages[0].content[1].type",
-            "messages[0].content[1].type must be 'text' or 'image_url'",
+            f"messages[0].content[1].type {KINDS}",
         ),
         (part(type="text"), "messages[0].content[1].text", "messages[0].content[1].text is missing"),
         (part(type="image_url"), "messages[0].content[1].image_url", "messages[0].content[1].image_url is missing"),

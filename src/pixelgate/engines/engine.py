@@ -82,7 +82,10 @@ class Delta:
 
 @dataclass(frozen=True)
 class EngineFacts:
-    """What an engine says of itself. ``pixel_dtype`` is the dtype in which it wants pixel tensors."""
+    """What an engine says of itself. ``pixel_dtype`` is the dtype in which it wants pixel tensors.
+
+    Without ``takes_mixed_shapes`` the pixels of a request are one dense tensor.
+    """
 
     model_name: str
     model_type: str
@@ -90,6 +93,7 @@ class EngineFacts:
     max_context: int | None = None
     max_images: int | None = None
     max_embeddings_per_image: int | None = None
+    takes_mixed_shapes: bool = True
     eos_token_ids: tuple[int, ...] = ()
 
 

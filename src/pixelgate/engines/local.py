@@ -21,7 +21,7 @@ from PIL import Image, ImageDraw, ImageFont
 
 from pixelgate.engines.engine import Delta, EngineFacts, EngineRequest
 from pixelgate.errors import ConfigError, EngineError, EngineUnavailableError
-from pixelgate.pixels.plan import ImagePlan
+from pixelgate.pixels.plan import FloatView, ImagePlan
 from pixelgate.pixels.unpack import unpack
 
 URL = "local:reader"
@@ -85,7 +85,7 @@ class ReaderEngine:
     async def generate(self, request: EngineRequest) -> AsyncIterator[Delta]:
         """Yield each picture's text as soon as it has been read, a token at a time."""
         # Unpacked before the first delta: after it the tensors' memory may be another request's.
-        pictures = [await self._on_thread(partial(unpack, plan, part)) for plan, part in _tensors(request)]
+        pictures = [await self._on_thread(partial(_picture, plan, part)) for plan, part in _tensors(request)]
         limit = request.sampling.max_tokens or math.inf
         prompt_tokens, sent = len(request.token_ids), 0
         for number in range(max(len(pictures), 1)):
@@ -133,6 +133,15 @@ class ReaderEngine:
 def _tensors(request: EngineRequest) -> list[tuple[ImagePlan, NDArray[Any]]]:
     images = request.images
     return list(zip(images.plans, images.tensors[0].parts, strict=True)) if images else []
+
+
+def _picture(plan: ImagePlan, part: NDArray[Any]) -> NDArray[np.uint8]:
+    """The picture in the view with most tiles, whose print is largest; views of floats are but a smaller whole."""
+    if part.ndim > len(plan.shape):  # filled up to the tiles of another picture
+        part = part[0, : plan.shape[0]]
+    views = plan.views
+    largest = max(range(len(views)), key=lambda i: (views[i].tiles, not isinstance(views[i], FloatView)))
+    return unpack(plan, part, largest)
 
 
 def _load_recognizer() -> Recognize:

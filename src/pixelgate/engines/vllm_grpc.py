@@ -324,6 +324,7 @@ def _facts(model: pb.GetModelInfoResponse, server: pb.GetServerInfoResponse) -> 
         max_context=model.max_context_length or None,
         max_images=_max_images(server.mm_item_limits),
         max_embeddings_per_image=server.mm_encoder_budget or None,
+        takes_mixed_shapes=False,
         eos_token_ids=tuple(model.eos_token_ids),
     )
 

@@ -248,6 +248,13 @@ def admit(chat: Chat, services: Services) -> None:
             f"the pictures alone take {chat.image_tokens} tokens; this model takes fewer than {context}",
             param="messages",
         )
+    if not chat.facts.takes_mixed_shapes and len({plan.shape[1:] for plan in chat.plans}) > 1:
+        sizes = ", ".join(f"{plan.shape[-1]}x{plan.shape[-2]}" for plan in chat.plans)
+        raise RequestError(
+            f"this model's engine takes several pictures in one request only if they become equally large; "
+            f"these become {sizes}: send pictures of one size",
+            param="messages",
+        )
     nbytes = sum(plan.nbytes_as(chat.facts.pixel_dtype) for plan in chat.plans)
     if nbytes > services.settings.max_tensor_bytes:
         raise TooLargeError(
@@ -279,14 +286,18 @@ async def tensor(chat: Chat, services: Services, picture: Picture) -> NDArray[An
 
 def render(request: ChatRequest, model: Prompting, family: Family, plans: Sequence[ImagePlan]) -> Prompt:
     """Messages to token ids, each picture's placeholder expanded. ``family`` has the request's options."""
+    tools = None if request.tool_choice == "none" else request.tools or None
+    template = model.template_for(tools)
+    continued = bool(request.continue_final_message)
     return build(
-        for_template(request.messages),
-        model.template,
+        for_template(request.messages, developers=template.knows_developers),
+        template,
         model.tokenizer,
-        placeholder=family.placeholder,
+        model.rules,
         expansions=[_ids(family.expansion(plan), model.tokenizer) for plan in plans],
-        add_generation_prompt=request.add_generation_prompt is not False,
-        tools=None if request.tool_choice == "none" else request.tools,
+        add_generation_prompt=request.add_generation_prompt is not False and not continued,
+        continue_final_message=continued,
+        tools=tools,
         template_kwargs=request.chat_template_kwargs,
     )
 

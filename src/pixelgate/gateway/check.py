@@ -36,5 +36,20 @@ def check(request: EngineRequest, facts: EngineFacts, placeholder_id: int) -> No
     if pixels.dtype != facts.pixel_dtype:
         raise InternalError(f"pixels are {pixels.dtype} where the engine wants {facts.pixel_dtype}")
     for part, plan in zip(pixels.parts, images.plans, strict=True):
-        if part.shape != plan.shape or part.dtype.name != pixels.dtype:
+        if not _holds(part.shape, plan.shape) or part.dtype.name != pixels.dtype:
             raise InternalError(f"a tensor is {part.dtype}{list(part.shape)} where its plan says {list(plan.shape)}")
+    by_name = {tensor.name: tensor for tensor in images.tensors}
+    for tensor in images.tensors:
+        for i, part in enumerate(tensor.parts):
+            rows = int(by_name[tensor.sizes].parts[i].item()) if tensor.sizes else 1
+            if len(part) != rows:
+                raise InternalError(f"picture {i} has {len(part)} rows of {tensor.name} where {rows} are announced")
+            if not facts.takes_mixed_shapes and part.shape[1:] != tensor.parts[0].shape[1:]:
+                raise InternalError(f"pictures differ in the shape of {tensor.name}, which is one tensor for all")
+
+
+def _holds(own: tuple[int, ...], planned: tuple[int, ...]) -> bool:
+    """Whether a picture's part of the pixels is what was planned; tiles may be filled up to those of another."""
+    if len(own) == len(planned) + 1:
+        return own[0] == 1 and own[1] >= planned[0] and own[2:] == planned[1:]
+    return own == planned

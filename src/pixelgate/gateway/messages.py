@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from pixelgate.errors import RequestError
-from pixelgate.gateway.wire import ImagePart, Message
+from pixelgate.gateway.wire import ImagePart, Message, Part
 
 
 def references(messages: Sequence[Message]) -> Iterator[tuple[str, str]]:
@@ -19,29 +19,70 @@ def references(messages: Sequence[Message]) -> Iterator[tuple[str, str]]:
                     yield f"messages[{i}].content[{j}].image_url", part.url
 
 
-def for_template(messages: Sequence[Message]) -> list[dict[str, Any]]:
-    """The messages as chat templates know them. Raises RequestError for tool arguments that are not JSON."""
-    return [_for_template(message, f"messages[{i}]") for i, message in enumerate(messages)]
+def for_template(messages: Sequence[Message], *, developers: bool = False) -> list[dict[str, Any]]:
+    """The messages as chat templates know them; ``developers`` says whether the template knows that role.
+
+    Raises RequestError for tool calls that are not those of functions.
+    """
+    ready = [_for_template(message, f"messages[{i}]") for i, message in enumerate(messages)]
+    if developers or all(message.role != "developer" for message in messages):
+        return ready
+    return _with_one_system([{**m, "role": "system"} if m["role"] == "developer" else m for m in ready])
 
 
 def _for_template(message: Message, param: str) -> dict[str, Any]:
     content: Any = message.content
     if isinstance(content, list):
-        content = [{"type": "image"} if isinstance(p, ImagePart) else {"type": "text", "text": p.text} for p in content]
-    # OpenAI's newer name for the system role, which templates do not know
-    role = "system" if message.role == "developer" else message.role
-    calls = [_tool_call(call, param) for call in message.tool_calls or ()]
-    fields = {"name": message.name, "tool_calls": calls or None, "tool_call_id": message.tool_call_id}
-    return {"role": role, "content": content, **{name: value for name, value in fields.items() if value is not None}}
+        content = [_part(part) for part in content]
+    calls = [_tool_call(call, f"{param}.tool_calls[{i}]") for i, call in enumerate(message.tool_calls or ())]
+    reasoning = message.reasoning_content or message.reasoning
+    fields = {
+        "name": message.name,
+        "tool_calls": calls or None,
+        "tool_call_id": message.tool_call_id,
+        "reasoning": reasoning,
+        "reasoning_content": reasoning,
+    }
+    given = {name: value for name, value in fields.items() if value is not None}
+    return {"role": message.role, "content": content, **given}
+
+
+def _part(part: Part) -> dict[str, str]:
+    return {"type": "image"} if isinstance(part, ImagePart) else {"type": "text", "text": part.words}
+
+
+def _with_one_system(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """One system message at the beginning, as vLLM does for templates that take it nowhere else.
+
+    Where one has a picture they stay as they are, for the pictures must keep their order.
+    """
+    systems = [message for message in messages if message["role"] == "system"]
+    if any(part["type"] == "image" for m in systems if isinstance(m["content"], list) for part in m["content"]):
+        return messages
+    if systems == messages[:1]:
+        return messages
+    texts = [m["content"] if isinstance(m["content"], str) else _lines(m["content"]) for m in systems]
+    others = [message for message in messages if message["role"] != "system"]
+    return [{"role": "system", "content": "\n\n".join(filter(None, texts))}, *others]
+
+
+def _lines(parts: Sequence[Mapping[str, str]]) -> str:
+    return "\n".join(part["text"] for part in parts)
 
 
 def _tool_call(call: dict[str, Any], param: str) -> dict[str, Any]:
-    """A tool call with its arguments parsed: clients send a JSON string, templates print an object."""
+    """A tool call with its arguments parsed: clients send a JSON string, templates print an object.
+
+    Arguments that are no JSON object were written by a model. As in vLLM they become an empty one: the turn stays in
+    the client's history, and refusing it would end the conversation.
+    """
     function = call.get("function")
-    if not isinstance(function, dict) or not isinstance(function.get("arguments"), str):
-        return call
-    try:
-        arguments = json.loads(function["arguments"] or "{}")
-    except (ValueError, RecursionError):
-        raise RequestError("the arguments of a tool call are not valid JSON", param=f"{param}.tool_calls") from None
-    return {**call, "function": {**function, "arguments": arguments}}
+    if not isinstance(function, dict):
+        raise RequestError(f"{param}.function is missing", param=param)
+    arguments = function.get("arguments")
+    if isinstance(arguments, str):
+        try:
+            arguments = json.loads(arguments)
+        except (ValueError, RecursionError):
+            arguments = None
+    return {**call, "function": {**function, "arguments": arguments if isinstance(arguments, dict) else {}}}

@@ -10,8 +10,9 @@ from pixelgate.engines.fleet import Fleet
 from pixelgate.errors import CheckpointError, ConfigError
 from pixelgate.gateway.settings import GatewaySettings, ModelSettings
 from pixelgate.gateway.waiting import until_available
-from pixelgate.models import qwen_vl
+from pixelgate.models.checkpoint import Checkpoint
 from pixelgate.processor import Processor, load
+from pixelgate.prompt.rules import Bos, Rules, TypedSpecials
 from pixelgate.prompt.template import ChatTemplate
 from pixelgate.prompt.tokens import Tokenizer, open_tokenizer
 
@@ -23,7 +24,13 @@ class Prompting:
     """What makes prompts of messages."""
 
     template: ChatTemplate
+    tool_template: ChatTemplate
     tokenizer: Tokenizer
+    rules: Rules
+
+    def template_for(self, tools: object) -> ChatTemplate:
+        """The chat template of a request with, or without, tools."""
+        return self.tool_template if tools else self.template
 
 
 @dataclass(frozen=True)
@@ -56,7 +63,7 @@ def open_model(settings: ModelSettings, gateway: GatewaySettings) -> ServedModel
         policy=gateway.media,
     ).with_options(**settings.mm_processor_kwargs)
     checkpoint = processor.checkpoint
-    prompting = open_prompting(processor)
+    prompting = open_prompting(processor, bos=settings.bos, typed_specials=gateway.special_tokens_in_text)
     engines = [
         engine(
             url,
@@ -69,30 +76,41 @@ def open_model(settings: ModelSettings, gateway: GatewaySettings) -> ServedModel
     return ServedModel(**vars(prompting), name=settings.name, processor=processor, fleet=Fleet(engines))
 
 
-def open_prompting(processor: Processor) -> Prompting:
-    """Read template and tokenizer of a processor's checkpoint, and check that they fit. Raises CheckpointError."""
+def open_prompting(processor: Processor, *, bos: Bos = "engine", typed_specials: TypedSpecials = "text") -> Prompting:
+    """Read templates and tokenizer of a processor's checkpoint, and check that they fit. Raises CheckpointError."""
     checkpoint = processor.checkpoint
-    if checkpoint.model_type not in qwen_vl.MODEL_TYPES:
-        raise ConfigError(
-            f"{checkpoint.path} is a {checkpoint.model_type!r}: the library prepares its pictures, but the gateway "
-            f"serves only {', '.join(qwen_vl.MODEL_TYPES)} so far"
-        )
-    if checkpoint.chat_template is None:
-        raise CheckpointError(f"{checkpoint.path} has no chat template; chat requests cannot be rendered without one")
-    variables = {name: _token_text(checkpoint.tokenizer_config.get(name)) for name in _TEMPLATE_VARIABLES}
-    template = ChatTemplate(checkpoint.chat_template, {name: text for name, text in variables.items() if text})
+    named = {name: _token_text(checkpoint.tokenizer_config.get(name)) for name in _TEMPLATE_VARIABLES}
+    variables = {name: text for name, text in named.items() if text}
+    template, tool_template = (
+        ChatTemplate(_source(checkpoint, with_tools=with_tools), variables) for with_tools in (False, True)
+    )
     tokenizer = open_tokenizer(checkpoint.tokenizer_file)
     family = processor.family
-    for token in (family.placeholder, family.embedded):
+    for token in (family.placeholder, *family.image_tokens):
         if token not in tokenizer.special_ids:
             raise CheckpointError(f"the tokenizer of {checkpoint.path} has no special token {token!r}")
+    rules = Rules(
+        placeholder=family.placeholder,
+        in_text=family.in_text,
+        image_tokens=family.image_tokens,
+        separate_texts=family.separate_texts,
+        bos=bos,
+        typed_specials=typed_specials,
+    )
     found = tokenizer.special_ids[family.embedded]
     if found != family.placeholder_id:
         raise CheckpointError(
             f"the tokenizer of {checkpoint.path} gives {family.embedded!r} the id {found}, "
             f"but config.json says {family.placeholder_id}"
         )
-    return Prompting(template, tokenizer)
+    return Prompting(template, tool_template, tokenizer, rules)
+
+
+def _source(checkpoint: Checkpoint, *, with_tools: bool) -> str:
+    source = checkpoint.tool_template if with_tools else checkpoint.chat_template
+    if source is None:
+        raise CheckpointError(f"{checkpoint.path} has no chat template; chat requests cannot be rendered without one")
+    return source
 
 
 def _token_text(value: object) -> str | None:

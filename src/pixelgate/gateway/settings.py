@@ -15,6 +15,7 @@ from pixelgate.errors import ConfigError
 from pixelgate.media.policy import MediaPolicy, Network
 from pixelgate.models import hub
 from pixelgate.models.steps import Backend
+from pixelgate.prompt.rules import Bos, TypedSpecials
 
 MIB = 1 << 20
 
@@ -43,17 +44,22 @@ class ModelSettings:
     checkpoint: str = ""
     engines: tuple[str, ...] = ()
     name: str = ""
-    backend: Backend = "torchvision"
+    backend: Backend | None = None
+    """Whose numbers; by default torchvision's where there is a choice."""
     mm_processor_kwargs: dict[str, Any] = field(default_factory=dict)
     """Options of the processor for every request, which may have its own on top."""
     revision: str | None = None
     """Branch, tag or commit of a hub id."""
+    bos: Bos = "engine"
+    """Whose habit with the token before a prompt is followed: vLLM's chat API, or transformers' processors."""
 
     def __post_init__(self) -> None:
         if not self.engines:
             raise ConfigError("a model needs at least one engine: --engine URL, or engines in the file")
-        if self.backend not in get_args(Backend):
+        if self.backend not in (None, *get_args(Backend)):
             raise ConfigError(f"backend must be one of {', '.join(get_args(Backend))}, not {self.backend!r}")
+        if self.bos not in get_args(Bos):
+            raise ConfigError(f"bos must be one of {', '.join(get_args(Bos))}, not {self.bos!r}")
         if self.revision is not None and not self.checkpoint:
             raise ConfigError("a revision goes with a hub id; there is no checkpoint")
         if self.checkpoint and not self.name:
@@ -119,6 +125,9 @@ class GatewaySettings:
     trust_request_mm_kwargs: bool = False
     """Whether a request may set options of the processor, and with them how much work a picture makes."""
 
+    special_tokens_in_text: TypedSpecials = "text"
+    """Whether special tokens that users type are "text", or control the model ("allow") but for those of pictures."""
+
     max_bytes_in_flight: int = 1024 * MIB
     """Bytes of bodies and fetched pictures that all requests hold together until their tensors are made."""
 
@@ -152,6 +161,9 @@ class GatewaySettings:
         for name in ("engine_wait", "budget_wait"):
             if not 0 <= getattr(self, name) < math.inf:
                 raise _wrong(name, f"must be a number of seconds, not {getattr(self, name)}")
+        if self.special_tokens_in_text not in get_args(TypedSpecials):
+            known = " or ".join(get_args(TypedSpecials))
+            raise _wrong("special_tokens_in_text", f"must be {known}, not {self.special_tokens_in_text!r}")
         if self.buffer_bytes < 0:
             raise _wrong("buffer_bytes", f"must not be negative, not {self.buffer_bytes}")
         for name, other in (("tls_cert", "tls_key"), ("tls_key", "tls_cert")):

@@ -23,6 +23,30 @@ class TextPart(msgspec.Struct, tag_field="type", tag="text", frozen=True):
 
     text: str
 
+    @property
+    def words(self) -> str:
+        """The text, whatever its field is called."""
+        return self.text
+
+
+class InputTextPart(TextPart, tag="input_text", frozen=True):
+    """The same by its name in OpenAI's Responses API."""
+
+
+class OutputTextPart(TextPart, tag="output_text", frozen=True):
+    """An answer of the model by its name in OpenAI's Responses API."""
+
+
+class RefusalPart(msgspec.Struct, tag_field="type", tag="refusal", frozen=True):
+    """An answer of the model in which it refused."""
+
+    refusal: str
+
+    @property
+    def words(self) -> str:
+        """The text, whatever its field is called."""
+        return self.refusal
+
 
 class ImageUrl(msgspec.Struct, frozen=True):
     """A picture reference. ``detail`` is accepted and has no effect: the checkpoint's own rule decides the size."""
@@ -42,14 +66,23 @@ class ImagePart(msgspec.Struct, tag_field="type", tag="image_url", frozen=True):
         return self.image_url if isinstance(self.image_url, str) else self.image_url.url
 
 
+class InputImagePart(ImagePart, tag="input_image", frozen=True):
+    """The same by its name in OpenAI's Responses API."""
+
+
+Part = TextPart | InputTextPart | OutputTextPart | RefusalPart | ImagePart | InputImagePart
+
+
 class Message(msgspec.Struct, frozen=True):
     """One turn of the conversation."""
 
     role: Role
-    content: str | list[TextPart | ImagePart] | None = None
+    content: str | list[Part] | None = None
     name: str | None = None
     tool_calls: list[dict[str, Any]] | None = None
     tool_call_id: str | None = None
+    reasoning: str | None = None
+    reasoning_content: str | None = None
 
 
 class StreamOptions(msgspec.Struct, frozen=True):
@@ -81,6 +114,7 @@ class ChatRequest(msgspec.Struct, frozen=True):
     ignore_eos: bool | None = None
     skip_special_tokens: bool | None = None
     add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
     chat_template_kwargs: dict[str, Any] | None = None
     mm_processor_kwargs: dict[str, Any] | None = None
     tools: list[dict[str, Any]] | None = None
@@ -145,6 +179,10 @@ def parse_chat(body: bytes | bytearray) -> ChatRequest:
         raise RequestError(f"stop may hold at most {MAX_STOPS} strings, not {len(stops)}", param="stop")
     if "" in stops or request.stop == "":
         raise RequestError("a stop string must not be empty", param="stop")
+    if request.continue_final_message and request.add_generation_prompt:
+        raise RequestError(
+            "continue_final_message and add_generation_prompt exclude each other", param="add_generation_prompt"
+        )
     _refuse_unsupported(request)
     return request
 
@@ -180,7 +218,9 @@ def _invalid(failure: str) -> RequestError:
         expected = " or ".join(_WORDS[kind] for kind in wrong[1].split(" | ") if kind != "null")
         return RequestError(f"{where} must be {expected}, not {_WORDS.get(wrong[2], wrong[2])}", param=param or None)
     if param.endswith(".type"):
-        return RequestError(f"{where} must be 'text' or 'image_url'", param=param)
+        return RequestError(
+            f"{where} must be text, image_url, input_text, input_image, output_text or refusal", param=param
+        )
     if param.endswith(".role"):
         return RequestError(f"{where} must be system, developer, user, assistant or tool", param=param)
     return RequestError(f"{where} is not valid", param=param or None)
