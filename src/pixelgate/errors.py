@@ -125,6 +125,13 @@ class ImageRefusedError(RequestError):
     code = "image_refused"
 
 
+class NotCarriedError(RequestError):
+    """A valid request that the protocol of the model's engines has no way to express; nothing was sent."""
+
+    status = 422
+    code = "not_carried"
+
+
 class ModelNotFoundError(RequestError):
     """The request names a model that this gateway does not serve."""
 

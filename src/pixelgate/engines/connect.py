@@ -5,14 +5,21 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from pixelgate.engines import local, vllm_grpc
+from pixelgate.engines import local, openai_http, vllm_grpc, vllm_http
+from pixelgate.engines.chat_engine import ChatEngine
 from pixelgate.engines.engine import Engine, EngineWithFiles
 from pixelgate.errors import ConfigError
 
+_TIMEOUTS = ("connect_timeout", "call_timeout", "generate_timeout")
+_HTTP = (*_TIMEOUTS, "model", "name", "headers")
+
 
 def _vllm_grpc(url: str, deps: dict[str, Any]) -> EngineWithFiles:
-    timeouts = ("connect_timeout", "call_timeout", "generate_timeout")
-    return vllm_grpc.VllmGrpcEngine(url, **{name: deps[name] for name in timeouts if name in deps})
+    return vllm_grpc.VllmGrpcEngine(url, **_of(deps, _TIMEOUTS))
+
+
+def _vllm_http(url: str, deps: dict[str, Any]) -> Engine:
+    return vllm_http.VllmHttpEngine(url, **_of(deps, _HTTP))
 
 
 def _local(url: str, deps: dict[str, Any]) -> Engine:
@@ -24,6 +31,7 @@ def _local(url: str, deps: dict[str, Any]) -> Engine:
 # One entry per URL scheme. A builder takes what it needs of ``deps`` and leaves the rest.
 _BUILDERS: dict[str, Callable[[str, dict[str, Any]], Engine]] = {
     vllm_grpc.SCHEME: _vllm_grpc,
+    **dict.fromkeys(vllm_http.SCHEMES, _vllm_http),
     "local": _local,
 }
 
@@ -32,10 +40,20 @@ def engine(url: str, **deps: Any) -> Engine:
     """The engine that ``url`` names; nothing is connected yet.
 
     ``deps`` are what engines are built with: ``connect_timeout``, ``call_timeout`` and ``generate_timeout`` in
-    seconds; for an embedded one ``model_type``, ``encode`` (text to token ids) and ``eos_token_id``.
-    Raises ConfigError for an unknown scheme or a malformed address.
+    seconds; over HTTP ``model``, ``name`` and ``headers``; for an embedded one ``model_type``, ``encode`` (text to
+    token ids) and ``eos_token_id``. Raises ConfigError for an unknown scheme or a malformed address.
     """
     return _BUILDERS[_scheme(url)](url, deps)
+
+
+def takes_chat(url: str) -> bool:
+    """Whether ``url`` names an engine that takes chat requests as clients write them. Raises ConfigError."""
+    return _scheme(url) in openai_http.SCHEMES
+
+
+def chat_engine(url: str, **deps: Any) -> ChatEngine:
+    """The engine that ``url`` names, of which `takes_chat` is true; ``deps`` as in `engine`. Raises ConfigError."""
+    return openai_http.OpenAIEngine(url, **_of(deps, _HTTP))
 
 
 def remote(url: str) -> EngineWithFiles:
@@ -47,7 +65,12 @@ def remote(url: str) -> EngineWithFiles:
 
 def _scheme(url: str) -> str:
     scheme, colon, _ = url.partition(":")
-    if not colon or scheme not in _BUILDERS:
-        known = " or ".join(f"{name}:" for name in _BUILDERS)
+    schemes = (*_BUILDERS, *openai_http.SCHEMES)
+    if not colon or scheme not in schemes:
+        known = " or ".join(f"{name}:" for name in schemes)
         raise ConfigError(f"{url!r} is not an engine address: it must start with {known}")
     return scheme
+
+
+def _of(deps: dict[str, Any], names: tuple[str, ...]) -> dict[str, Any]:
+    return {name: deps[name] for name in names if name in deps}

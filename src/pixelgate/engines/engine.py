@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
-from typing import Literal, Protocol
+from typing import Literal, Protocol, TypeVar
 
 from pixelgate.pixels.plan import ImagePlan
 from pixelgate.pixels.tensor import Tensor
@@ -97,8 +97,15 @@ class EngineFacts:
     eos_token_ids: tuple[int, ...] = ()
 
 
-class Engine(Protocol):
-    """One engine process. Everything raised is an EngineError or a RequestError of ``pixelgate.errors``."""
+_Request = TypeVar("_Request", contravariant=True)
+_Answer = TypeVar("_Answer", covariant=True)
+
+
+class AnyEngine(Protocol[_Request, _Answer]):
+    """One engine process, whatever it takes and answers.
+
+    Everything raised is an EngineError or a RequestError of ``pixelgate.errors``.
+    """
 
     @property
     def url(self) -> str:
@@ -110,14 +117,18 @@ class Engine(Protocol):
     async def healthy(self) -> bool:
         """Whether the engine takes requests now. Never raises."""
 
-    def generate(self, request: EngineRequest) -> AsyncIterator[Delta]:
-        """Send one request, yield its deltas. Closing the iterator aborts the request on the engine.
-
-        The tensors are read before the first delta is yielded: their memory may be another request's after that.
-        """
+    def generate(self, request: _Request) -> AsyncIterator[_Answer]:
+        """Send one request, yield its answer as it comes. Closing the iterator aborts the request on the engine."""
 
     async def close(self) -> None:
         """Give the connection back."""
+
+
+class Engine(AnyEngine[EngineRequest, Delta], Protocol):
+    """An engine that takes prompts and tensors.
+
+    The tensors are read before the first delta is yielded: their memory may be another request's after that.
+    """
 
 
 class EngineWithFiles(Engine, Protocol):

@@ -8,21 +8,24 @@ import time
 from collections.abc import AsyncGenerator, Collection, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, replace
-from typing import cast
+from typing import Any, Generic, TypeVar, cast
 
-from pixelgate.engines.engine import Delta, Engine, EngineFacts, EngineRequest
+from pixelgate.engines.chat_engine import ChatCall, ChatObject
+from pixelgate.engines.engine import AnyEngine, Delta, EngineFacts, EngineRequest
 from pixelgate.errors import ConfigError, EngineError, EngineUnavailableError, EngineUnreachableError
 
 _LIMITS = ("max_context", "max_images", "max_embeddings_per_image")
 
 log = logging.getLogger(__name__)
+_Request = TypeVar("_Request")
+_Answer = TypeVar("_Answer")
 
 
 @dataclass(eq=False)
 class _Member:
     """An engine with what is known of it. ``usable`` ends with a failure and comes back with a probe."""
 
-    engine: Engine
+    engine: AnyEngine[Any, Any]
     usable: bool = False
     in_flight: int = 0
     probe: asyncio.Task[EngineFacts | None] | None = None
@@ -30,10 +33,13 @@ class _Member:
     trouble: str = ""
 
 
-class Fleet:
-    """Engines that serve the same model. ``probe_interval`` seconds pass between two looks at one that is down."""
+class Pool(Generic[_Request, _Answer]):
+    """Engines that serve the same model and take the same requests.
 
-    def __init__(self, engines: Sequence[Engine], *, probe_interval: float = 1.0) -> None:
+    ``probe_interval`` seconds pass between two looks at one that is down.
+    """
+
+    def __init__(self, engines: Sequence[AnyEngine[_Request, _Answer]], *, probe_interval: float = 1.0) -> None:
         self._members = [_Member(engine) for engine in engines]
         self._probe_interval = probe_interval
         self._facts: EngineFacts | None = None
@@ -49,9 +55,10 @@ class Fleet:
         known = [facts for facts in answers if facts is not None]
         if not known:
             raise EngineUnavailableError("No engine of this model can be reached.")
-        shared = known[0]
-        for facts in known[1:]:
-            if (facts.pixel_dtype, facts.model_type) != (shared.pixel_dtype, shared.model_type):
+        shared = next((facts for facts in known if facts.model_type), known[0])  # not every engine tells its type
+        for facts in known:
+            same_type = facts.model_type == shared.model_type or not (facts.model_type and shared.model_type)
+            if facts.pixel_dtype != shared.pixel_dtype or not same_type:
                 raise ConfigError(
                     f"The engines of one model differ: {shared.model_type} with {shared.pixel_dtype} pixels, "
                     f"and {facts.model_type} with {facts.pixel_dtype} pixels."
@@ -65,8 +72,8 @@ class Fleet:
         await asyncio.gather(*(self._look_at(member) for member in self._members))
         return any(member.usable for member in self._members)
 
-    async def generate(self, request: EngineRequest) -> AsyncGenerator[Delta, None]:
-        """Send ``request`` to the usable engine with the fewest requests under way and yield its deltas.
+    async def generate(self, request: _Request) -> AsyncGenerator[_Answer, None]:
+        """Send ``request`` to the usable engine with the fewest requests under way and yield its answer.
 
         Another engine is tried only if the request was certainly not sent: one that has ended an engine must not
         reach the next. Raises EngineUnavailableError when no engine is left.
@@ -78,10 +85,10 @@ class Fleet:
             member.in_flight += 1
             try:
                 # an Engine's iterator is an async generator, as closing it has to abort the request
-                deltas = cast("AsyncGenerator[Delta, None]", member.engine.generate(request))
-                async with aclosing(deltas):
-                    async for delta in deltas:
-                        yield delta
+                answer = cast("AsyncGenerator[_Answer, None]", member.engine.generate(request))
+                async with aclosing(answer):
+                    async for part in answer:
+                        yield part
                 return
             except EngineUnreachableError:
                 member.usable = False
@@ -145,12 +152,20 @@ class Fleet:
         return facts
 
 
+class Fleet(Pool[EngineRequest, Delta]):
+    """Engines that take prompts and tensors."""
+
+
+class ChatFleet(Pool[ChatCall, ChatObject]):
+    """Engines that take chat requests as clients write them."""
+
+
 def _misfits(facts: EngineFacts, fleet: EngineFacts) -> list[str]:
     """Why requests made for ``fleet`` must not go to an engine with ``facts``."""
     reasons = [
         f"{name} is {getattr(facts, name)}, not {getattr(fleet, name)}"
         for name in ("pixel_dtype", "model_type")
-        if getattr(facts, name) != getattr(fleet, name)
+        if getattr(facts, name) not in (getattr(fleet, name), "") and getattr(fleet, name)
     ]
     for name in _LIMITS:
         own, shared = getattr(facts, name), getattr(fleet, name)

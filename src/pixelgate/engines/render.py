@@ -49,7 +49,7 @@ async def render(url: str, data: bytes, options: Mapping[str, Any]) -> Rendered:
             raise EngineError(f"the engine at {url} names no model") from None
         answer = await _json(session.post(f"{url}{_PATH}", json=body), url)
     try:
-        return _rendered(answer)
+        return rendered(answer)
     except (LookupError, TypeError, ValueError) as failure:
         raise EngineError(f"the engine at {url} rendered something else than a picture: {failure}") from None
 
@@ -67,7 +67,8 @@ async def _json(request: Any, url: str) -> Any:
         raise EngineError(f"the engine at {url} did not answer: {failure or type(failure).__name__}") from None
 
 
-def _rendered(answer: Any) -> Rendered:
+def rendered(answer: Any) -> Rendered:
+    """A reply of ``/render``. Raises LookupError, TypeError or ValueError for anything else."""
     features = answer["features"]
     (item,), (span,) = features["kwargs_data"]["image"], features["mm_placeholders"]["image"]
     arrays = vllm_item.unpack(base64.b64decode(item))

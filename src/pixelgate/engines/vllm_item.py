@@ -16,22 +16,38 @@ from numpy.typing import NDArray
 
 from pixelgate.pixels.tensor import Tensor, of_one
 
-_RAW = 3
+RAW = 3  # vLLM's msgpack extension type for the bytes of a tensor
 _DTYPES: dict[str, Any] = {"bfloat16": ml_dtypes.bfloat16}
+
+
+_NOTHING = msgspec.msgpack.encode(msgspec.msgpack.Ext(RAW, b""))
 
 
 def pack(tensors: Sequence[Tensor], index: int) -> bytes:
     """Picture ``index`` of a request's tensors."""
-    return msgspec.msgpack.encode(
-        {
-            tensor.name: {
-                # as uint8, because bfloat16 has no buffer format
-                "data": [tensor.dtype, array.shape, msgspec.msgpack.Ext(_RAW, array.reshape(-1).view(np.uint8).data)],
-                "field": _field(tensor, array),
-            }
-            for tensor, array in of_one(tensors, index)
-        }
-    )
+    return b"".join(parted(tensors, index))
+
+
+def parted(tensors: Sequence[Tensor], index: int) -> tuple[bytes, memoryview]:
+    """`pack` in two parts, of which the second is the memory of the pixels: nothing is copied.
+
+    For that they are written last and empty, and the length that is missing by hand. They must be below 4 GiB.
+    """
+    pixels, *small = of_one(tensors, index)
+    elements = {tensor.name: _element(tensor, array, _bytes(array)) for tensor, array in small}
+    elements[pixels[0].name] = _element(*pixels, b"")
+    payload = _bytes(pixels[1])
+    length = payload.nbytes.to_bytes(4, "big")
+    head = msgspec.msgpack.encode(elements).removesuffix(_NOTHING)
+    return head + b"\xc9" + length + bytes([RAW]), payload
+
+
+def _bytes(array: NDArray[Any]) -> memoryview:
+    return array.reshape(-1).view(np.uint8).data  # as uint8, because bfloat16 has no buffer format
+
+
+def _element(tensor: Tensor, array: NDArray[Any], data: memoryview | bytes) -> dict[str, Any]:
+    return {"field": _field(tensor, array), "data": [tensor.dtype, array.shape, msgspec.msgpack.Ext(RAW, data)]}
 
 
 def _field(tensor: Tensor, array: NDArray[Any]) -> list[Any]:
@@ -48,7 +64,7 @@ def unpack(item: bytes) -> dict[str, NDArray[Any]]:
 
 
 def _array(dtype: str, shape: list[int], data: Any) -> NDArray[Any]:
-    if not isinstance(data, msgspec.msgpack.Ext) or data.code != _RAW:
+    if not isinstance(data, msgspec.msgpack.Ext) or data.code != RAW:
         raise ValueError("a tensor is not raw bytes")
     kind: np.dtype[Any] = np.dtype(_DTYPES.get(dtype, dtype))
     raw = bytes(data.data)

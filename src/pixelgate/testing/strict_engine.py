@@ -150,7 +150,7 @@ class _Servicer(vllm_engine_pb2_grpc.VllmEngineServicer):  # type: ignore[misc] 
         sent: list[int] = []
         ending: dict[str, Any] = {"finish_reason": "stop"}
         for token in self._engine.reply_ids:
-            if await _set_within(abort, self._engine.delay):
+            if await set_within(abort, self._engine.delay):
                 ending = {"finish_reason": "abort"}
                 break
             sent.append(token)
@@ -227,7 +227,8 @@ class _Servicer(vllm_engine_pb2_grpc.VllmEngineServicer):  # type: ignore[misc] 
             )
 
 
-async def _set_within(event: asyncio.Event, seconds: float) -> bool:
+async def set_within(event: asyncio.Event, seconds: float) -> bool:
+    """Whether ``event`` is set by then."""
     if seconds and not event.is_set():
         try:
             await asyncio.wait_for(event.wait(), seconds)
@@ -246,9 +247,9 @@ def _bundle(checkpoint: Path | None) -> bytes:
     return archive.getvalue()
 
 
-def _parser() -> argparse.ArgumentParser:
+def _parser(module: str = "strict_engine") -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
-        prog="python -m pixelgate.testing.strict_engine", description=(__doc__ or "").split("\n")[0]
+        prog=f"python -m pixelgate.testing.{module}", description=(__doc__ or "").split("\n")[0]
     )
     parser.add_argument("--checkpoint", type=Path, required=True, help="directory with config.json and the rest")
     parser.add_argument("--host", default="127.0.0.1", help="address to listen on (default: %(default)s)")
@@ -261,23 +262,23 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-async def serve(arguments: argparse.Namespace) -> None:
+async def serve(arguments: argparse.Namespace, kind: type[StrictEngine] = StrictEngine) -> None:
     """Run an engine as the command line says, and print its address when it listens."""
     settings = {name: value for name, value in vars(arguments).items() if value is not None}
-    async with StrictEngine(settings.pop("checkpoint"), **settings) as engine:
+    async with kind(settings.pop("checkpoint"), **settings) as engine:
         print(engine.url, flush=True)
         await engine.wait()
 
 
-def main() -> int:
+def main(kind: type[StrictEngine] = StrictEngine, module: str = "strict_engine") -> int:
     """The command; 1 with a message for a checkpoint or an address that cannot be used."""
-    arguments = _parser().parse_args()
+    arguments = _parser(module).parse_args()
     try:
-        asyncio.run(serve(arguments))
+        asyncio.run(serve(arguments, kind))
     except CheckpointError as error:
-        print(f"strict_engine: {error.message}", file=sys.stderr)
-    except RuntimeError:  # grpc's way to say that the address is taken
-        print(f"strict_engine: cannot listen on {arguments.host}:{arguments.port}", file=sys.stderr)
+        print(f"{module}: {error.message}", file=sys.stderr)
+    except (RuntimeError, OSError):  # grpc's and asyncio's ways to say that the address is taken
+        print(f"{module}: cannot listen on {arguments.host}:{arguments.port}", file=sys.stderr)
     except KeyboardInterrupt:
         return 0
     return 1
