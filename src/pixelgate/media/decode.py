@@ -36,6 +36,8 @@ _TURNS = {
     8: Image.Transpose.ROTATE_90,
 }
 _SIDEWAYS = (5, 6, 7, 8)
+_PLAIN_FORMATS = ("JPEG", "PNG", "WEBP")
+_PLAIN_MODES = ("L", "P", "RGB")
 _PNG_HEAD = 33  # signature and IHDR
 _PNG_DEPTH = 24  # the bit depth's place in it
 _PNG_END = b"\0\0\0\0IEND\xaeB`\x82"
@@ -60,6 +62,21 @@ def header(data: bytes, policy: MediaPolicy, backend: Backend = "torchvision") -
         image, kind = _opened(data, policy)
         orientation = _orientation(image, kind, data, _rule(image, kind, data, policy, backend))
         return Header(*_upright_size(image, orientation), kind)
+
+
+def plain(data: bytes, policy: MediaPolicy) -> str | None:
+    """The format of a picture that any decoder reads as `decode` does, known from its header; None for all others.
+
+    Plain pictures are JPEG, PNG or WEBP with one frame, upright as stored, opaque, in RGB or grey of 8 bits. Raises
+    what `header` does.
+    """
+    with _guarded(data):
+        image, kind = _opened(data, policy)
+        one_frame = not getattr(image, "is_animated", False)
+        upright = _orientation(image, kind, data, "pixelgate") == 1
+        opaque = image.mode in _PLAIN_MODES and image.info.get("transparency") is None
+        eight_bits = kind != "PNG" or data[_PNG_DEPTH] <= 8
+        return kind if kind in _PLAIN_FORMATS and one_frame and upright and opaque and eight_bits else None
 
 
 def decode(data: bytes, policy: MediaPolicy, backend: Backend = "torchvision") -> NDArray[np.uint8]:
