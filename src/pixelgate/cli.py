@@ -24,6 +24,7 @@ from pixelgate.pixels.affine import NUMPY_DTYPES
 from pixelgate.processor import ImageInputs, Processor, load
 
 _CHECKPOINT = "the checkpoint: a directory, or an id on the Hugging Face hub"
+_OF_HTTP = ("engine_model", "engine_api_key", "resize")
 _REVISION = "branch, tag or commit of a hub id (default: the main branch)"
 
 
@@ -88,8 +89,15 @@ def _parser() -> argparse.ArgumentParser:
     serve.add_argument("checkpoint", nargs="?", help=f"{_CHECKPOINT} (default: the engine's own files)")
     serve.add_argument("--revision", help=_REVISION)
     serve.add_argument(
-        "--engine", action="append", default=[], metavar="URL", help="vllm+grpc://HOST:PORT, local:reader"
+        "--engine",
+        action="append",
+        default=[],
+        metavar="URL",
+        help="vllm+grpc://HOST:PORT, vllm+http://HOST:PORT, openai+http://HOST:PORT/v1, local:reader",
     )
+    serve.add_argument("--engine-model", default="", metavar="NAME", help="the model's name at engines behind HTTP")
+    serve.add_argument("--engine-api-key", default="", metavar="KEY", help="a key for engines behind HTTP")
+    serve.add_argument("--resize", action="store_true", help="send openai+ engines pictures in the size that is used")
     serve.add_argument(
         "--name", default="", help="the model's name for clients (default: the id, the directory's or the engine's)"
     )
@@ -232,7 +240,7 @@ def _serve(parsed: argparse.Namespace) -> None:
 
 
 def _settings(parsed: argparse.Namespace) -> GatewaySettings:
-    of_a_model = ("checkpoint", "revision", "engine", "name", "mm_processor_kwargs", "bos")
+    of_a_model = ("checkpoint", "revision", "engine", "name", "mm_processor_kwargs", "bos", *_OF_HTTP)
     if parsed.config and any(getattr(parsed, name) for name in of_a_model):
         raise ConfigError("give either --config or a checkpoint with its own flags, not both")
     models: tuple[ModelSettings, ...] = ()
@@ -246,6 +254,7 @@ def _settings(parsed: argparse.Namespace) -> GatewaySettings:
             revision=parsed.revision,
             mm_processor_kwargs=parsed.mm_processor_kwargs,
             bos=parsed.bos or "engine",
+            **{name: getattr(parsed, name) for name in _OF_HTTP},
         )
         models = (model,)
     elif not parsed.config:

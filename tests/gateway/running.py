@@ -19,8 +19,8 @@ from starlette.applications import Starlette
 
 from pixelgate.demo import CHECKPOINT
 from pixelgate.gateway.app import create_app
+from pixelgate.gateway.passthrough import open_both
 from pixelgate.gateway.serve import admin_listener, server_config
-from pixelgate.gateway.served import open_model
 from pixelgate.gateway.settings import GatewaySettings, ModelSettings
 from pixelgate.testing.strict_engine import StrictEngine
 
@@ -57,11 +57,13 @@ def strict_engine(**settings):
 
 @asynccontextmanager
 async def gateway(engines, checkpoint=CHECKPOINT, bos="engine", **settings):
-    """``engines``: one engine's URL, for a model named demo, or a URL for each model's name."""
+    """``engines``: one engine's URL, for a model named demo, a URL for each model's name, or settings of models."""
     engines = {"demo": engines} if isinstance(engines, str) else engines
-    models = tuple(ModelSettings(str(checkpoint), (url,), name, bos=bos) for name, url in engines.items())
+    if isinstance(engines, dict):
+        engines = [ModelSettings(str(checkpoint), (url,), name, bos=bos) for name, url in engines.items()]
+    models = tuple(engines)
     settings = GatewaySettings(models=models, **{"port": 0, "workers": 2, "engine_wait": 5.0, **settings})
-    app = create_app(settings, [open_model(model, settings) for model in models])
+    app = create_app(settings, [opened for model in models for opened in open_both(model, settings)])
     server = uvicorn.Server(server_config(app, settings))
     task = asyncio.create_task(server.serve())
     await until(lambda: server.started)

@@ -21,6 +21,7 @@ from pixelgate.errors import CheckpointError, ConfigError, PixelgateError
 from pixelgate.gateway import received, serve, waiting
 from pixelgate.gateway.settings import GatewaySettings, ModelSettings
 from pixelgate.processor import load
+from pixelgate.testing.openai_server import OpenAIServer
 from pixelgate.testing.strict_engine import StrictEngine
 
 
@@ -193,3 +194,21 @@ async def test_two_models_of_one_name_are_noticed_when_it_is_known():
         settings = GatewaySettings(tuple(models), port=0)
         with pytest.raises(ConfigError, match="two models have the same name: checkpoint, a, checkpoint"):
             await asyncio.to_thread(serve._open_models, settings)
+
+
+@pytest.mark.parametrize("name", ["", "ours"])
+async def test_a_model_of_engines_that_prepare_pictures_needs_no_files(name):
+    def enter(url):
+        with received.complete(ModelSettings("", (url,), name), 5.0) as model:
+            return model
+
+    async with OpenAIServer(("theirs",)) as server:
+        model = await asyncio.to_thread(enter, server.url)
+    assert (model.checkpoint, model.name) == ("", name or "theirs")
+
+
+async def test_of_both_kinds_of_engines_those_with_files_are_asked(tmp_path):
+    async with OpenAIServer(("theirs",)) as server, altered_engine(tmp_path) as engine:
+        model, files = await opened(server.url, engine.url)
+    assert model.name == "checkpoint"
+    assert "config.json" in files

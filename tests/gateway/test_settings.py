@@ -160,3 +160,55 @@ def test_a_file_that_is_not_there(tmp_path):
         configure(file=tmp_path / "none.toml")
     with pytest.raises(ConfigError, match="cannot be read: Is a directory"):
         configure(file=str(tmp_path))
+
+
+HTTP = "vllm+http://a:1"
+
+
+def test_headers_are_those_of_the_model_and_the_engine():
+    model = ModelSettings(
+        "c", (HTTP, "vllm+grpc://a:2"), engine_api_key="secret", engine_headers={HTTP: {"X-Team": "hidden"}}
+    )
+    assert model.headers(HTTP) == {"authorization": "Bearer secret", "x-team": "hidden"}
+    assert model.headers("vllm+grpc://a:2") == {"authorization": "Bearer secret"}
+    own = ModelSettings("c", (HTTP,), engine_api_key="secret", engine_headers={HTTP: {"Authorization": "Basic x"}})
+    assert own.headers(HTTP) == {"authorization": "Basic x"}
+    assert "secret" not in repr(model)
+    assert "hidden" not in repr(model)
+
+
+@pytest.mark.parametrize(
+    ("engines", "settings", "message"),
+    [
+        (("vllm+grpc://a:1",), {"engine_api_key": "secret"}, "for engines behind HTTP"),
+        ((HTTP,), {"engine_api_key": "secret\r\nx: y"}, "a header cannot carry"),
+        ((HTTP,), {"engine_headers": {"vllm+http://b:1": {}}}, "none of this model's engines behind HTTP"),
+        (("vllm+grpc://a:1",), {"engine_headers": {"vllm+grpc://a:1": {}}}, "none of this model's engines"),
+        ((HTTP,), {"engine_headers": {HTTP: "secret"}}, "must have a table"),
+        ((HTTP,), {"engine_headers": {HTTP: {"a b": "secret"}}}, "'a b' of 'vllm+http://a:1' cannot be sent"),
+        ((HTTP,), {"engine_headers": {HTTP: {"a": "secret\n"}}}, "'a' of 'vllm+http://a:1' cannot be sent"),
+        ((HTTP,), {"engine_headers": {HTTP: {"a": 3}}}, "'a' of 'vllm+http://a:1' cannot be sent"),
+    ],
+)
+def test_headers_that_cannot_be_sent_are_refused_without_their_values(engines, settings, message):
+    with pytest.raises(ConfigError) as caught:
+        ModelSettings("c", engines, **settings)
+    assert message in caught.value.message
+    assert "secret" not in caught.value.message
+
+
+def test_what_belongs_to_engines_behind_http_can_be_said(written):
+    settings = configure(
+        file=written(
+            ONE.replace("vllm+grpc", "openai+http")
+            + """
+            engine_model = "m"
+            engine_api_key = "k"
+            engine_headers = { "openai+http://a:1" = { x-team = "hidden" } }
+            resize = true
+        """
+        )
+    )
+    (model,) = settings.models
+    assert (model.engine_model, model.resize) == ("m", True)
+    assert model.headers("openai+http://a:1") == {"authorization": "Bearer k", "x-team": "hidden"}

@@ -5,7 +5,7 @@ import json
 import pytest
 
 from pixelgate.errors import RequestError
-from pixelgate.gateway.wire import MAX_STOPS, chunk, completion, error_body, parse_chat, usage
+from pixelgate.gateway.wire import MAX_STOPS, chunk, completion, error_body, parse_chat, refuse_unsupported, usage
 
 USER = {"role": "user", "content": "Hello"}
 
@@ -31,7 +31,7 @@ def raw(field):
 
 def refused(sent):
     with pytest.raises(RequestError) as caught:
-        parse_chat(sent)
+        refuse_unsupported(parse_chat(sent))
     assert caught.value.status == 400
     return caught.value.param, caught.value.message
 
@@ -200,7 +200,9 @@ def test_what_would_change_the_answer_and_is_not_supported_is_refused_by_name(na
     ],
 )
 def test_neutral_values_and_unknown_fields_are_taken(fields):
-    assert parse_chat(body(**fields)).model == "demo"
+    parsed = parse_chat(body(**fields))
+    assert parsed.model == "demo"
+    refuse_unsupported(parsed)
 
 
 def test_stop_strings_are_limited():

@@ -24,6 +24,7 @@ from pixelgate.gateway.chat import Services
 from pixelgate.gateway.completions import ChatCompletions
 from pixelgate.gateway.endpoint import Endpoint
 from pixelgate.gateway.metrics import Metrics
+from pixelgate.gateway.passthrough import PassThrough
 from pixelgate.gateway.render import RenderChat
 from pixelgate.gateway.replies import as_json, error_object
 from pixelgate.gateway.served import ServedModel
@@ -34,10 +35,10 @@ from pixelgate.media.isolation import Isolation
 from pixelgate.pixels.buffers import BufferPool
 
 log = logging.getLogger(__name__)
-_ENDPOINTS: tuple[type[Endpoint], ...] = (ChatCompletions, RenderChat, Tokenize, Detokenize)
+_WITHOUT_ENGINES: tuple[type[Endpoint], ...] = (RenderChat, Tokenize, Detokenize)
 
 
-def create_app(settings: GatewaySettings, models: Sequence[ServedModel]) -> Starlette:
+def create_app(settings: GatewaySettings, models: Sequence[ServedModel | PassThrough]) -> Starlette:
     """The ASGI application, to be run once. Engines are connected when it starts; ConfigError ends the start.
 
     With ``settings.admin_host`` its ``state.admin`` is the application of the admin listener, to be run beside it.
@@ -47,7 +48,8 @@ def create_app(settings: GatewaySettings, models: Sequence[ServedModel]) -> Star
     admin_address = settings.admin_address
     app = Starlette(
         routes=[
-            *(Route(kind.path, kind(*gateway.shared), methods=["POST"]) for kind in _ENDPOINTS),
+            Route(ChatCompletions.path, ChatCompletions(*gateway.shared, gateway.passing), methods=["POST"]),
+            *(Route(kind.path, kind(*gateway.shared), methods=["POST"]) for kind in _WITHOUT_ENGINES),
             Route("/v1/models", gateway.list_models),
             health,
             *([metrics] if admin_address is None else []),
@@ -67,9 +69,13 @@ def create_app(settings: GatewaySettings, models: Sequence[ServedModel]) -> Star
 class _Gateway:
     """The routes, and what they share."""
 
-    def __init__(self, settings: GatewaySettings, models: Sequence[ServedModel]) -> None:
+    def __init__(self, settings: GatewaySettings, models: Sequence[ServedModel | PassThrough]) -> None:
         self._settings = settings
-        self._models = {model.name: model for model in models}
+        self._both = models
+        self._models = {model.name: model for model in models if isinstance(model, ServedModel)}
+        self.passing = {model.name: model for model in models if isinstance(model, PassThrough)}
+        # where a model has both, the first is asked first, so what holds for it holds for the model
+        self._by_name: dict[str, ServedModel | PassThrough] = {**self.passing, **self._models}
         self._facts: dict[str, EngineFacts] = {}
         self._started = int(time.time())
         self._services = Services(
@@ -91,12 +97,14 @@ class _Gateway:
             stack.callback(self._services.workers.shutdown, cancel_futures=True)
             await stack.enter_async_context(self._services.fetcher)
             await stack.enter_async_context(self._services.isolation)
-            for model in self._models.values():
+            for model in self._both:
                 stack.push_async_callback(model.fleet.close)
-            for name, model in self._models.items():
-                facts = await model.connect(self._settings.engine_wait)
-                self._facts[name] = facts
-                log.info("model %s is ready; its engines want %s pixels", name, facts.pixel_dtype)
+            for name, passing in self.passing.items():
+                self._facts[name] = await passing.connect(self._settings.engine_wait)
+                log.info("model %s is ready; it has engines that prepare pictures themselves", name)
+            for name, served in self._models.items():
+                self._facts[name] = await served.connect(self._settings.engine_wait)
+                log.info("model %s is ready; its engines want %s pixels", name, self._facts[name].pixel_dtype)
             yield
 
     async def list_models(self, request: Request) -> Response:
@@ -109,14 +117,14 @@ class _Gateway:
                 "owned_by": "pixelgate",
                 "max_model_len": self._facts[name].max_context,
             }
-            for name in self._models
+            for name in self._by_name
         ]
         return as_json({"object": "list", "data": models})
 
     async def health(self, request: Request) -> Response:
         """GET /health: 200 when every model has an engine that takes requests, else 503."""
-        healthy = await asyncio.gather(*(model.fleet.healthy() for model in self._models.values()))
-        states = dict(zip(self._models, healthy, strict=True))
+        healthy = await asyncio.gather(*(model.fleet.healthy() for model in self._by_name.values()))
+        states = dict(zip(self._by_name, healthy, strict=True))
         status = 200 if all(healthy) else 503
         return as_json({"status": "ok" if all(healthy) else "unavailable", "models": states}, status=status)
 

@@ -82,7 +82,7 @@ class Endpoint(ABC):
 
     def __init__(self, services: Services, models: Mapping[str, ServedModel], facts: Mapping[str, EngineFacts]) -> None:
         self.services = services
-        self._models = models
+        self.models = models
         self._facts = facts
 
     @abstractmethod
@@ -93,17 +93,22 @@ class Endpoint(ABC):
         """A chat request from its body. Raises RequestError."""
         with exchange.phases.measure("parse"):
             parsed = wire.parse_chat(body)
+        return self.chat(exchange, parsed, encoded)
+
+    def chat(self, exchange: Exchange, parsed: wire.ChatRequest, encoded: Share) -> Chat:
+        """A chat request for engines that take tensors. Raises RequestError."""
         model, facts = self.model(parsed.model)
+        wire.refuse_unsupported(parsed)
         processor = configured(model.processor, parsed, facts, trusted=self.services.settings.trust_request_mm_kwargs)
         client = exchange.request.state.client
         return Chat(exchange.own_id, parsed, model, facts, exchange.phases, processor, encoded, client)
 
     def model(self, name: str) -> tuple[ServedModel, EngineFacts]:
         """The model that clients call ``name``. Raises ModelNotFoundError."""
-        if name not in self._models:
-            known = ", ".join(self._models)
+        if name not in self.models:
+            known = ", ".join(self.models)
             raise ModelNotFoundError(f"this gateway does not serve that model; it serves {known}", param="model")
-        return self._models[name], self._facts[name]
+        return self.models[name], self._facts[name]
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request."""

@@ -10,8 +10,9 @@ from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from pixelgate.engines.connect import remote
+from pixelgate.engines.connect import chat_engine, remote, takes_chat
 from pixelgate.engines.engine import EngineWithFiles
+from pixelgate.engines.fleet import ChatFleet
 from pixelgate.errors import CheckpointError, ConfigError, EngineError, EngineUnavailableError, PixelgateError
 from pixelgate.gateway.settings import ModelSettings
 from pixelgate.gateway.waiting import until_available
@@ -30,11 +31,15 @@ def complete(model: ModelSettings, wait: float) -> Iterator[ModelSettings]:
     What they give is in a directory that only this user can read, and that exists no longer than the block.
     Raises ConfigError or CheckpointError, also those of the block, which speak of the engine then.
     """
-    if model.checkpoint:
+    urls = [url for url in model.engines if not takes_chat(url)]
+    if model.checkpoint or (not urls and model.name):
         yield model
         return
-    log.info("asking %s for the files of the model", ", ".join(model.engines))
-    url, name, archive = asyncio.run(_received(model.engines, wait))
+    if not urls:
+        yield replace(model, name=asyncio.run(_name(model, wait)))
+        return
+    log.info("asking %s for the files of the model", ", ".join(urls))
+    url, name, archive = asyncio.run(_received(urls, wait))
     if not (model.name or name):
         raise ConfigError(f"{url} does not say what its model is called: give it a name (--name)")
     with TemporaryDirectory(prefix="pixelgate-") as folder:
@@ -46,6 +51,17 @@ def complete(model: ModelSettings, wait: float) -> Iterator[ModelSettings]:
         except PixelgateError as failure:
             failure.message = f"{url}: {failure.message.replace(folder, 'its archive')}"
             raise
+
+
+async def _name(model: ModelSettings, wait: float) -> str:
+    """What a model is called by the first of its engines that is up, where all prepare pictures themselves."""
+    engines = [chat_engine(url, model=model.engine_model, headers=model.headers(url)) for url in model.engines]
+    fleet = ChatFleet(engines)
+    try:
+        facts = await until_available(fleet.connect, wait, f"engine at {', '.join(model.engines)}")
+    finally:
+        await fleet.close()
+    return facts.model_name
 
 
 async def _received(urls: Sequence[str], wait: float) -> tuple[str, str, bytes]:

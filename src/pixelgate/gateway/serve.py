@@ -21,8 +21,9 @@ from pixelgate.errors import ConfigError
 from pixelgate.gateway import received
 from pixelgate.gateway.access import digests
 from pixelgate.gateway.app import create_app
+from pixelgate.gateway.passthrough import PassThrough, open_both
 from pixelgate.gateway.protocol import LimitedProtocol
-from pixelgate.gateway.served import ServedModel, open_model
+from pixelgate.gateway.served import ServedModel
 from pixelgate.gateway.settings import GatewaySettings, refuse_same_names
 from pixelgate.process import keep_memory
 
@@ -63,12 +64,14 @@ def _run(settings: GatewaySettings) -> None:
         raise ConfigError("the gateway did not start; the log above says why")
 
 
-def _open_models(settings: GatewaySettings) -> list[ServedModel]:
-    models = []
+def _open_models(settings: GatewaySettings) -> list[ServedModel | PassThrough]:
+    models: list[ServedModel | PassThrough] = []
+    names = []
     for model in settings.models:
         with received.complete(model, settings.engine_wait) as complete:
-            models.append(open_model(complete, settings))
-    refuse_same_names([model.name for model in models])
+            names.append(complete.name)
+            models += open_both(complete, settings)
+    refuse_same_names(names)
     return models
 
 

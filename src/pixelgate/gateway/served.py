@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from pixelgate.engines.connect import engine
+from pixelgate.engines.connect import engine, takes_chat
 from pixelgate.engines.engine import EngineFacts
 from pixelgate.engines.fleet import Fleet
 from pixelgate.errors import CheckpointError, ConfigError
@@ -54,7 +54,10 @@ class ServedModel(Prompting):
 
 
 def open_model(settings: ModelSettings, gateway: GatewaySettings) -> ServedModel:
-    """Read a model's checkpoint and make its engines; nothing is connected. Raises CheckpointError or ConfigError."""
+    """Read a model's checkpoint and make its engines that take tensors; nothing is connected.
+
+    Raises CheckpointError or ConfigError.
+    """
     processor = load(
         settings.checkpoint,
         revision=settings.revision,
@@ -70,8 +73,12 @@ def open_model(settings: ModelSettings, gateway: GatewaySettings) -> ServedModel
             encode=prompting.tokenizer.encode_text,
             eos_token_id=next(iter(checkpoint.eos_token_ids), None),
             model_type=checkpoint.model_type,
+            model=settings.engine_model,
+            name=settings.name,
+            headers=settings.headers(url),
         )
         for url in settings.engines
+        if not takes_chat(url)
     ]
     return ServedModel(**vars(prompting), name=settings.name, processor=processor, fleet=Fleet(engines))
 

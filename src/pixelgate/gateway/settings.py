@@ -6,7 +6,7 @@ import ipaddress
 import math
 import os
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, get_args
@@ -20,6 +20,8 @@ from pixelgate.prompt.rules import Bos, TypedSpecials
 MIB = 1 << 20
 
 _KEY = re.compile("[!-~]+")
+_HEADER_NAME = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~-]+")
+_HEADER_VALUE = re.compile(r"[\x20-\x7e]*")
 _ADMIN = re.compile(r"(?:(?P<host>[\w.-]+|\[[0-9a-fA-F:.]+\])?:)?(?P<port>\d{1,5})")
 _COUNTS = (
     "max_body_bytes",
@@ -52,6 +54,14 @@ class ModelSettings:
     """Branch, tag or commit of a hub id."""
     bos: Bos = "engine"
     """Whose habit with the token before a prompt is followed: vLLM's chat API, or transformers' processors."""
+    engine_model: str = ""
+    """What the model is called by its engines, of those behind HTTP that serve more than one."""
+    engine_api_key: str = field(default="", repr=False)
+    """Sent to engines behind HTTP as ``Authorization: Bearer KEY``."""
+    engine_headers: dict[str, Any] = field(default_factory=dict, repr=False)
+    """Further headers for single engines behind HTTP: a table of names and values for an engine's URL."""
+    resize: bool = False
+    """Whether an ``openai+`` engine is sent pictures in the size that the model will use, where that is less."""
 
     def __post_init__(self) -> None:
         if not self.engines:
@@ -62,9 +72,31 @@ class ModelSettings:
             raise ConfigError(f"bos must be one of {', '.join(get_args(Bos))}, not {self.bos!r}")
         if self.revision is not None and not self.checkpoint:
             raise ConfigError("a revision goes with a hub id; there is no checkpoint")
+        _check_headers(self.engines, self.engine_api_key, self.engine_headers)
         if self.checkpoint and not self.name:
             name = self.checkpoint if hub.is_id(self.checkpoint) else Path(self.checkpoint).resolve().name
             object.__setattr__(self, "name", name)
+
+    def headers(self, url: str) -> dict[str, str]:
+        """The headers for an engine."""
+        key = {"authorization": f"Bearer {self.engine_api_key}"} if self.engine_api_key else {}
+        return {**key, **{name.lower(): value for name, value in self.engine_headers.get(url, {}).items()}}
+
+
+def _check_headers(engines: Sequence[str], key: str, headers: Mapping[str, Any]) -> None:
+    """Raise ConfigError where they cannot be sent; no message holds a value, for they are secrets."""
+    if key and not any("+http" in url for url in engines):
+        raise ConfigError("engine_api_key is for engines behind HTTP, and this model has none")
+    if not _HEADER_VALUE.fullmatch(key):
+        raise ConfigError("engine_api_key has characters that a header cannot carry")
+    for url, table in headers.items():
+        if url not in engines or "+http" not in url:
+            raise ConfigError(f"engine_headers: {url!r} is none of this model's engines behind HTTP")
+        if not isinstance(table, Mapping):
+            raise ConfigError(f"engine_headers: {url!r} must have a table of names and values")
+        for name, value in table.items():
+            if not (_HEADER_NAME.fullmatch(name) and isinstance(value, str) and _HEADER_VALUE.fullmatch(value)):
+                raise ConfigError(f"engine_headers: {name!r} of {url!r} cannot be sent as a header")
 
 
 @dataclass(frozen=True)

@@ -7,6 +7,7 @@ clients send more than any server knows.
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from typing import Any, Literal, TypeVar
 
 import msgspec
@@ -183,11 +184,13 @@ def parse_chat(body: bytes | bytearray) -> ChatRequest:
         raise RequestError(
             "continue_final_message and add_generation_prompt exclude each other", param="add_generation_prompt"
         )
-    _refuse_unsupported(request)
+    # the checkpoint's alone: a template is a program
+    _refuse({"chat_template": request.chat_template is not None, "documents": bool(request.documents)})
     return request
 
 
-def _refuse_unsupported(request: ChatRequest) -> None:
+def refuse_unsupported(request: ChatRequest) -> None:
+    """Raise RequestError for what engines that take tensors are not asked for."""
     text_only = request.response_format is None or request.response_format.get("type") == "text"
     refused = {
         "n": (request.n or 1) != 1,
@@ -196,9 +199,11 @@ def _refuse_unsupported(request: ChatRequest) -> None:
         "logit_bias": bool(request.logit_bias),
         "response_format": not text_only,
         "tool_choice": request.tool_choice not in (None, "auto", "none"),
-        "chat_template": request.chat_template is not None,  # the checkpoint's alone: a template is a program
-        "documents": bool(request.documents),
     }
+    _refuse(refused)
+
+
+def _refuse(refused: Mapping[str, bool]) -> None:
     for name, present in refused.items():
         if present:
             raise RequestError(f"{name} with this value is not supported by this gateway", param=name)

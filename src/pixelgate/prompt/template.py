@@ -25,7 +25,7 @@ Message = Mapping[str, Any]
 _SHOWN = 300
 _PROBE = "pixelgate"
 # What is rendered and with what, whatever library's name for it; the environment's own names are added to them.
-_NOT_THE_CLIENTS = (
+NOT_THE_CLIENTS = (
     "messages",
     "conversation",
     "tools",
@@ -71,7 +71,7 @@ class ChatTemplate:
     @property
     def reserved(self) -> frozenset[str]:
         """Names that belong to the gateway and the checkpoint: a client's template arguments may not use them."""
-        return frozenset({*_NOT_THE_CLIENTS, *self._variables, *self._template.globals})
+        return frozenset({*NOT_THE_CLIENTS, *self._variables, *self._template.globals})
 
     def render(
         self,
