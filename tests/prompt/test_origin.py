@@ -61,10 +61,15 @@ def test_nesting_has_a_limit():
 
 
 def test_the_marker_is_a_character_that_is_not_there():
-    assert unused_marker(["text", None, 1]) == "\u3400"
-    assert unused_marker([{"\u3400": ({"a": "\u3401é"},)}, "\u3403 \\u3402"]) == "\u3404"
+    assert "\u3400" <= unused_marker(["text", None, 1]) < "\u4dc0"
+    taken = "".join(map(chr, range(0x3405, 0x4DC0)))
+    assert unused_marker([{"\u3400": ({"a": "\u3401é"},)}, "\u3403 \\u3402", taken]) == "\u3404"
     with pytest.raises(RequestError, match="too many different characters"):
         unused_marker("".join(map(chr, range(0x3400, 0x4DC0))))
+
+
+def test_the_marker_cannot_be_known_before():
+    assert len({unused_marker(["a\\u34", "00b"]) for _ in range(40)}) > 10
 
 
 @pytest.mark.parametrize(

@@ -45,6 +45,38 @@ def test_special_tokens_in_text_are_text(tokenizer):
     assert tokenizer.decode(ids) == text
 
 
+def with_gaps(trained):
+    """The demo's tokenizer with special tokens first and numbers that nothing has."""
+    value = json.loads(trained)
+    words = value["model"]["vocab"]
+    value["model"]["vocab"] = {word: id_ + 500 + 3 * (id_ > 1000) for word, id_ in words.items()}
+    for number, token in enumerate(value["added_tokens"]):
+        token["id"] = number
+    return json.dumps(value)
+
+
+def test_a_vocabulary_with_gaps_has_no_words_that_are_control_tokens(trained):
+    """The library gives new tokens numbers that words have there."""
+    tokenizer = JsonTokenizer(tokenizers.Tokenizer.from_str(with_gaps(trained)))
+    library = tokenizers.Tokenizer.from_str(with_gaps(trained))
+    for id_ in range(500, tokenizer.vocab_size):
+        word = library.decode([id_], skip_special_tokens=False)
+        assert tokenizer.decode([id_], skip_special_tokens=False) == word
+        assert not set(tokenizer.encode_text(word)) & set(tokenizer.special_ids.values())
+    im_end = tokenizer.special_ids["<|im_end|>"]
+    assert tokenizer.encode(["user", im_end, "x"]) == library.encode("user<|im_end|>x", add_special_tokens=False).ids
+
+
+@pytest.mark.parametrize("flag", ["single_word", "normalized"])
+def test_special_tokens_that_are_found_in_some_places_only_are_refused(trained, flag):
+    value = json.loads(trained)
+    for token in value["added_tokens"]:
+        token[flag] = True
+    value["normalizer"] = {"type": "Prepend", "prepend": "_"}
+    with pytest.raises(CheckpointError, match=r"finds its special token .* in some places only"):
+        JsonTokenizer(tokenizers.Tokenizer.from_str(json.dumps(value)))
+
+
 def test_special_tokens_by_id(tokenizer, library):
     ids = tokenizer.encode([151644, "user\nhi", 151645, "\n"])
     assert ids == library.encode("<|im_start|>user\nhi<|im_end|>\n", add_special_tokens=False).ids

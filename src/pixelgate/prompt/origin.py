@@ -8,6 +8,7 @@ is still whole in the rendered string was written by the template. The marker go
 from __future__ import annotations
 
 import re
+import secrets
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
@@ -81,13 +82,17 @@ def break_specials(value: Any, specials: SpecialTokens, marker: str, depth: int 
 
 
 def unused_marker(value: Any) -> str:
-    """A character that no string in JSON-like ``value`` has, even escaped. Raises RequestError if all are taken."""
+    """A character that no string in JSON-like ``value`` has, even escaped. Raises RequestError if all are taken.
+
+    Which one cannot be known before: strings put together by a template could spell one that none of them has.
+    """
     used: set[str] = set()
     for text in _strings(value):
         used.update(chr(int(code, 16)) for code in _ESCAPED.findall(text))
         if not text.isascii():
             used.update(_MARKER.findall(text))
-    for code in _MARKERS:
+    first = secrets.randbelow(len(_MARKERS))
+    for code in (*_MARKERS[first:], *_MARKERS[:first]):
         if chr(code) not in used:
             return chr(code)
     raise RequestError("The messages use too many different characters.", param="messages")

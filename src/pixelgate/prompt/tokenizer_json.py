@@ -12,7 +12,7 @@ from types import MappingProxyType
 
 import tokenizers
 
-from pixelgate.errors import CheckpointError, RequestError
+from pixelgate.errors import CheckpointError, InternalError, RequestError
 from pixelgate.prompt.origin import SpecialTokens
 
 _REPLACEMENT = "\ufffd"
@@ -35,23 +35,9 @@ class JsonTokenizer:
         self._backend = backend
         falls_back = '"ByteFallback"' in json.dumps(json.loads(backend.to_str())["decoder"])
         self._bytes = _byte_tokens(backend) if falls_back else {}
-        # A prompt is encoded in one piece, so that spaces around special tokens come out as everywhere else. The ids
-        # stand in it as seals: added tokens with the flags of the special ones, and a text that nobody can type.
-        secret = secrets.token_hex(16)
-        self._seals = {id_: f"\ue000{secret}.{id_}\ue001" for id_ in special}
-        backend.add_tokens(
-            [
-                tokenizers.AddedToken(
-                    seal,
-                    single_word=special[id_].single_word,
-                    lstrip=special[id_].lstrip,
-                    rstrip=special[id_].rstrip,
-                    normalized=special[id_].normalized,
-                )
-                for id_, seal in self._seals.items()
-            ]
-        )
-        self._sealed = {backend.token_to_id(seal): id_ for id_, seal in self._seals.items()}
+        self._encoder, self._seals = _with_seals(backend, special, self.vocab_size)
+        self._sealed = {self._encoder.token_to_id(seal): id_ for id_, seal in self._seals.items()}
+        self._check_seals()
         # A text that the vocabulary has no token for may become the unknown token, which is special, too.
         unknown = getattr(backend.model, "unk_token", None)
         self._not_from_text = frozenset(id_ for id_, token in special.items() if token.content != unknown)
@@ -71,17 +57,33 @@ class JsonTokenizer:
         Added tokens that are not special, such as ``<think>``, are found in text, as everywhere.
         Raises RequestError for text that is not valid Unicode or that the vocabulary reads as a special token.
         """
+        parts = list(parts)
         sealed = "".join([part if isinstance(part, str) else self._seals[part] for part in parts])
         try:
             # a batch of one: it releases the GIL, which encode() holds for as long as the text is
-            ids = self._backend.encode_batch([sealed], add_special_tokens=False)[0].ids
+            ids = self._encoder.encode_batch([sealed], add_special_tokens=False)[0].ids
         except TypeError as error:  # not a string to the library: half of a surrogate pair has no UTF-8 form
             raise RequestError("The text is not valid Unicode.", param="messages") from error
         if not self._not_from_text.isdisjoint(ids):
             raise RequestError(
                 "The text holds a control token of the model, which cannot be sent as text.", param="messages"
             )
+        wanted = [part for part in parts if not isinstance(part, str)]
+        if [self._sealed[id_] for id_ in ids if id_ in self._sealed] != wanted:
+            raise InternalError("the tokenizer has lost a special token of the prompt")
         return [self._sealed.get(id_, id_) for id_ in ids]
+
+    def _check_seals(self) -> None:
+        """Raise CheckpointError for a special token that would not be found everywhere in a prompt."""
+        for id_, seal in self._seals.items():
+            for before, after in (("", ""), ("a", "a"), (" ", " "), ("1", "."), (seal, seal)):
+                ids = self._encoder.encode(before + seal + after, add_special_tokens=False).ids
+                if [self._sealed[i] for i in ids if i in self._sealed] != [id_] * (1 + 2 * (before == seal)):
+                    token = self._backend.id_to_token(id_)
+                    raise CheckpointError(
+                        f"the tokenizer finds its special token {token!r} in some places only (single_word, or "
+                        "normalized by a rule that changes it), so prompts cannot be told from text"
+                    )
 
     def encode_text(self, text: str) -> list[int]:
         """Encode ordinary text. Special tokens written in it stay text."""
@@ -117,6 +119,42 @@ class JsonTokenizer:
             else:
                 tokens += filter(None, map(self._backend.id_to_token, run))
         return tokens if mended else None
+
+
+def _with_seals(
+    backend: tokenizers.Tokenizer, special: Mapping[int, tokenizers.AddedToken], vocab_size: int
+) -> tuple[tokenizers.Tokenizer, dict[int, str]]:
+    """A tokenizer that also finds seals, and the seal that stands in a text for each special id.
+
+    A prompt is encoded in one piece, so that spaces around special tokens come out as everywhere else. The ids stand in
+    it as seals: added tokens with the flags of the special ones, and a text that nobody can type.
+    """
+    secret = secrets.token_hex(16)
+    # The library numbers added tokens from the count of the others. In a vocabulary with gaps words have these numbers,
+    # so they are filled up with tokens that nobody can type either; decoding must not see those.
+    gaps = vocab_size - backend.get_vocab_size(with_added_tokens=True)
+    encoder = backend
+    if gaps > 0:
+        encoder = tokenizers.Tokenizer.from_str(backend.to_str())
+        encoder.encode_special_tokens = True
+        fillers = [f"\ue000{secret}-{number}\ue001" for number in range(gaps)]
+        encoder.add_tokens([tokenizers.AddedToken(filler, normalized=False) for filler in fillers])
+    seals = {id_: f"\ue000{secret}.{id_}\ue001" for id_ in special}
+    encoder.add_tokens(
+        [
+            tokenizers.AddedToken(
+                seal,
+                single_word=special[id_].single_word,
+                lstrip=special[id_].lstrip,
+                rstrip=special[id_].rstrip,
+                normalized=special[id_].normalized,
+            )
+            for id_, seal in seals.items()
+        ]
+    )
+    if any((encoder.token_to_id(seal) or 0) < vocab_size for seal in seals.values()):
+        raise CheckpointError("the tokenizer's vocabulary has numbers that do not follow each other")
+    return encoder, seals
 
 
 def _spelled(character: str) -> list[str]:
