@@ -125,3 +125,8 @@ def test_a_developer_is_the_system_for_templates_that_know_none():
 def test_systems_with_pictures_stay_where_they_are():
     seeing = {"role": "developer", "content": [text("see"), image("u:1")]}
     assert [m["role"] for m in for_template(parsed(USER, seeing))] == ["user", "system"]
+
+
+def test_a_refusal_is_what_the_assistant_said():
+    (message,) = for_template(parsed({"role": "assistant", "content": None, "refusal": "I cannot."}))
+    assert message["content"] == "I cannot."

@@ -27,6 +27,23 @@ async def test_a_picture_that_is_not_there(house, host):
     assert len(house.engines["demo"].requests) == before
 
 
+@pytest.mark.parametrize(
+    "request_",
+    [
+        {"messages": [{"role": "user", "content": "a" * 2_000_001}]},
+        {"messages": [{"role": "user", "content": [{"type": "text", "text": "a" * 1_000_001}] * 2}]},
+        {"messages": [{"role": "user", "content": ""}] * 10_001},
+        {"messages": [{"role": "user", "content": ""}], "tools": [{"a": [{}]}] * 20_001},
+    ],
+)
+async def test_more_text_than_is_allowed(house, request_):
+    before = len(house.engines["demo"].requests)
+    response = await house.client.post(PATH, json={"model": "demo", **request_})
+    assert response.status_code == 413, response.text
+    assert "more text than the limit of 2000000 characters" in error_of(response)["message"]
+    assert len(house.engines["demo"].requests) == before
+
+
 async def test_options_are_not_taken_from_strangers():
     async with strict_engine() as engine, gateway(engine.url) as running:
         response = await running.ask([image(picture(56, 56))], mm_processor_kwargs={"max_pixels": 5000})

@@ -21,6 +21,7 @@ from pixelgate.errors import ModelNotFoundError, SlowRequestError, TooLargeError
 from pixelgate.gateway import wire
 from pixelgate.gateway.budget import Share
 from pixelgate.gateway.chat import Chat, Services, configured
+from pixelgate.gateway.messages import check_texts
 from pixelgate.gateway.metrics import Phases
 from pixelgate.gateway.replies import error_response, noted
 from pixelgate.gateway.served import ServedModel
@@ -99,6 +100,7 @@ class Endpoint(ABC):
         """A chat request for engines that take tensors. Raises RequestError."""
         model, facts = self.model(parsed.model)
         wire.refuse_unsupported(parsed)
+        check_texts(parsed, self.services.settings.max_text_characters)
         processor = configured(model.processor, parsed, facts, trusted=self.services.settings.trust_request_mm_kwargs)
         client = exchange.request.state.client
         return Chat(exchange.own_id, parsed, model, facts, exchange.phases, processor, encoded, client)

@@ -6,8 +6,10 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from pixelgate.errors import RequestError
-from pixelgate.gateway.wire import ImagePart, Message, Part
+from pixelgate.errors import RequestError, TooLargeError
+from pixelgate.gateway.wire import ChatRequest, ImagePart, Message, Part
+
+_OVERHEAD = 100
 
 
 def references(messages: Sequence[Message]) -> Iterator[tuple[str, str]]:
@@ -17,6 +19,45 @@ def references(messages: Sequence[Message]) -> Iterator[tuple[str, str]]:
             for j, part in enumerate(message.content):
                 if isinstance(part, ImagePart):
                     yield f"messages[{i}].content[{j}].image_url", part.url
+
+
+def check_texts(request: ChatRequest, most: int) -> None:
+    """Raise TooLargeError if a request has more text than ``most`` characters; a message or part counts as 100 more.
+
+    Rendering and encoding take a second and some hundred megabytes for a million characters.
+    """
+    found = sum(map(_characters, request.messages))
+    found += _characters_of([request.tools, request.chat_template_kwargs])
+    if found > most:
+        raise TooLargeError(f"the request has more text than the limit of {most} characters", param="messages")
+
+
+def _characters(message: Message) -> int:
+    parts = message.content if isinstance(message.content, list) else [message.content]
+    texts = [part for part in parts if not isinstance(part, ImagePart)]
+    fields = (message.name, message.tool_call_id, message.reasoning, message.reasoning_content)
+    return (
+        _OVERHEAD * (1 + len(parts))
+        + sum(len(text if isinstance(text, str) else text.words) for text in texts if text is not None)
+        + sum(len(text) for text in fields if text)
+        + _characters_of(message.tool_calls)
+    )
+
+
+def _characters_of(value: Any) -> int:
+    """Of JSON-like data, every value of a list or an object counting as a few more."""
+    total, pending = 0, [value]
+    while pending:
+        item = pending.pop()
+        if isinstance(item, str):
+            total += len(item)
+        elif isinstance(item, Mapping):
+            total += sum(map(len, item)) + _OVERHEAD
+            pending.extend(item.values())
+        elif isinstance(item, list | tuple):
+            total += 10 * len(item)
+            pending.extend(item)
+    return total
 
 
 def for_template(messages: Sequence[Message], *, developers: bool = False) -> list[dict[str, Any]]:
@@ -36,6 +77,8 @@ def _for_template(message: Message, param: str) -> dict[str, Any]:
         content = [_part(part) for part in content]
     calls = [_tool_call(call, f"{param}.tool_calls[{i}]") for i, call in enumerate(message.tool_calls or ())]
     reasoning = message.reasoning_content or message.reasoning
+    if content is None and message.refusal:
+        content = message.refusal
     fields = {
         "name": message.name,
         "tool_calls": calls or None,

@@ -25,6 +25,7 @@ _HEADER_VALUE = re.compile(r"[\x20-\x7e]*")
 _ADMIN = re.compile(r"(?:(?P<host>[\w.-]+|\[[0-9a-fA-F:.]+\])?:)?(?P<port>\d{1,5})")
 _COUNTS = (
     "max_body_bytes",
+    "max_text_characters",
     "max_tensor_bytes",
     "max_header_bytes",
     "max_headers",
@@ -150,6 +151,9 @@ class GatewaySettings:
 
     max_body_bytes: int = 64 * MIB
     """Largest request body: pictures as data URLs are a third larger than their files."""
+
+    max_text_characters: int = 2_000_000
+    """Most text of one request: messages, tools and template arguments. A message counts as a hundred more."""
 
     max_tensor_bytes: int = 1024 * MIB
     """Largest pixel tensors of one request together, known from the headers before any pixel is decoded."""

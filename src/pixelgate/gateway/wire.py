@@ -82,6 +82,7 @@ class Message(msgspec.Struct, frozen=True):
     name: str | None = None
     tool_calls: list[dict[str, Any]] | None = None
     tool_call_id: str | None = None
+    refusal: str | None = None
     reasoning: str | None = None
     reasoning_content: str | None = None
 
