@@ -18,7 +18,11 @@ from pixelgate.media.addresses import permitted
         "127.255.255.254",
         "169.254.169.254",
         "172.16.0.1",
+        "168.63.129.16",
+        "192.0.0.8",
+        "192.0.0.192",
         "192.0.2.1",
+        "192.88.99.1",
         "192.168.1.1",
         "198.18.0.1",
         "224.0.0.1",
@@ -46,6 +50,9 @@ from pixelgate.media.addresses import permitted
         "fec0::1",
         "ff02::1",
         "ff0e::1",
+        "2001:4860::5efe:7f00:1",
+        "2001:4860::200:5efe:a00:1",
+        "3fff::1",
         "4000::1",
     ],
 )
@@ -63,6 +70,7 @@ def test_what_is_not_the_public_internet_is_refused(address: str) -> None:
         "::ffff:1.1.1.1",
         "64:ff9b::101:101",
         "2002:101:101::1",
+        "2001:4860::5efe:101:101",
     ],
 )
 def test_the_public_internet_is_permitted(address: str) -> None:
