@@ -4,7 +4,9 @@ import asyncio
 import contextlib
 import gzip
 import re
+import socket
 import ssl
+import threading
 import time
 import zlib
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
@@ -268,6 +270,37 @@ async def test_the_system_resolver_is_the_default(host: Host) -> None:
     assert await get(host.url("/", "localhost"), policy) == BODY
     with pytest.raises(FetchError, match="not allowed"):
         await get(host.url("/", "localhost"), MediaPolicy())
+
+
+async def test_slow_names_hold_up_nobody_else(host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[str] = []
+    answered = threading.Event()
+
+    def look(name: str, *arguments: Any, **options: Any) -> Any:
+        asked.append(name)
+        if name.startswith("slow"):
+            answered.wait(10)
+            raise socket.gaierror
+        return [(socket.AF_INET, socket.SOCK_STREAM, 6, "", ("127.0.0.1", host.port))]
+
+    host.answers["/"] = reply()
+    monkeypatch.setattr(socket, "getaddrinfo", look)
+    policy = MediaPolicy(allow_private=("quick.example",), fetch_timeout=5.0)
+    async with Fetcher(policy) as fetcher:
+        sources = [parse(f"http://slow{i}.example/", policy) for i in range(40)]
+        slow = [asyncio.create_task(fetcher.fetch(source)) for source in sources]
+        await asyncio.sleep(0.05)
+        quick = parse(host.url("/", "quick.example"), policy)
+        assert await asyncio.wait_for(fetcher.fetch(quick), 2) == BODY
+        more = [asyncio.create_task(fetcher.fetch(sources[0])) for _ in range(60)]
+        await asyncio.sleep(0.05)
+        for task in (*slow, *more):  # their clients have left
+            task.cancel()
+        await asyncio.gather(*slow, *more, return_exceptions=True)
+        begun = len(asked)
+        answered.set()
+        assert await asyncio.wait_for(fetcher.fetch(quick), 2) == BODY
+    assert set(asked[begun:]) <= {"quick.example"}
 
 
 # Redirects

@@ -11,7 +11,9 @@ import ipaddress
 import socket
 import zlib
 from collections.abc import Awaitable, Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from functools import partial
 from types import TracebackType
 from typing import Any, Self
 
@@ -32,6 +34,7 @@ Taking = Callable[[int], Awaitable[None]]
 """Asked for room for so many bytes; raises if there is none."""
 
 _HEADERS = {"User-Agent": f"pixelgate/{__version__}", "Accept": "image/*, */*;q=0.5", "Accept-Encoding": "identity"}
+_LOOKUPS = 64  # threads, which are made when needed
 _REDIRECTS = (301, 302, 303, 307, 308)
 _GZIP_OR_ZLIB = 47  # zlib's own code for "tell the two apart by their header"
 _REFUSED = "the picture's host is not allowed"
@@ -62,21 +65,17 @@ _FAILURES: tuple[tuple[type[Exception], type[FetchError], str], ...] = (
 )
 
 
-async def system_resolve(host: str, port: int) -> list[str]:
-    """All addresses the system's resolver has for ``host``."""
-    answers = await asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_STREAM)
-    return list(dict.fromkeys(str(answer[4][0]) for answer in answers))
-
-
 class Fetcher:
     """Fetches pictures under one policy; an async context manager that holds one connection pool.
 
     ``resolve`` replaces the system's resolver. What it returns is checked all the same.
     """
 
-    def __init__(self, policy: MediaPolicy, *, resolve: Resolve = system_resolve) -> None:
+    def __init__(self, policy: MediaPolicy, *, resolve: Resolve | None = None) -> None:
         self.policy = policy
-        self._resolve = resolve
+        self._resolve = resolve or self._system_resolve
+        # The system's resolver blocks for seconds over a name whose server is silent, and everybody waits for a thread.
+        self._lookups = ThreadPoolExecutor(_LOOKUPS, thread_name_prefix="pixelgate-lookup")
         self._session: aiohttp.ClientSession | None = None
 
     async def __aenter__(self) -> Self:
@@ -103,6 +102,13 @@ class Fetcher:
         if self._session is not None:
             await self._session.close()
             self._session = None
+        self._lookups.shutdown(wait=False, cancel_futures=True)
+
+    async def _system_resolve(self, host: str, port: int) -> list[str]:
+        """All addresses the system's resolver has; a lookup that nobody waits for any more is not begun."""
+        look = partial(socket.getaddrinfo, host, port, type=socket.SOCK_STREAM)
+        answers = await asyncio.get_running_loop().run_in_executor(self._lookups, look)
+        return list(dict.fromkeys(str(answer[4][0]) for answer in answers))
 
     async def fetch(self, source: UrlSource, deadline: float | None = None, taking: Taking | None = None) -> bytes:
         """The body behind ``source``: at least one byte, at most ``policy.max_bytes``.
