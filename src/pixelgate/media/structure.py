@@ -14,6 +14,7 @@ from pixelgate.errors import DecodeError
 MAX_JPEG_SCANS = 100
 USUAL_JPEG_SCANS = 16  # encoders make 10 or 11
 MAX_JPEG_SEGMENTS = 1000
+USUAL_JPEG_SEGMENTS = 100  # a large colour profile or preview takes some dozens
 MAX_PNG_CHUNKS = 20_000
 MAX_TIFF_VALUES = 200_000  # two for every strip
 
@@ -33,12 +34,15 @@ def check(data: bytes, kind: str) -> None:
 
 
 def slow_jpeg(data: bytes) -> bool:
-    """Whether a JPEG can take much longer to decode than one of its size does: by arithmetic coding or many scans."""
+    """Whether a JPEG can take much longer to decode than one of its size does.
+
+    By arithmetic coding, many scans, or many segments of metadata.
+    """
     try:
-        scans, arithmetic = _scans(data)
+        scans, slow = _scans(data)
     except DecodeError:
         return False  # refused before it is decoded
-    return arithmetic or scans > USUAL_JPEG_SCANS
+    return slow or scans > USUAL_JPEG_SCANS
 
 
 def _check_jpeg(data: bytes) -> None:
@@ -47,14 +51,15 @@ def _check_jpeg(data: bytes) -> None:
 
 
 def _scans(data: bytes) -> tuple[int, bool]:
-    """How many scans there are at most, and whether they are coded arithmetically. Scans are counted only if need be.
+    """How many scans there are at most, and whether anything else makes it slow. Scans are counted only if need be.
 
     Raises DecodeError where there are too many segments before the first.
     """
     components, arithmetic, at = 0, False, 2
-    for _ in range(MAX_JPEG_SEGMENTS):
+    for number in range(MAX_JPEG_SEGMENTS):
+        slow = arithmetic or number > USUAL_JPEG_SEGMENTS
         if at + 10 > len(data) or data[at] != 0xFF:
-            return 0, arithmetic  # for the decoder to refuse
+            return 0, slow  # for the decoder to refuse
         marker = data[at + 1]
         arithmetic = arithmetic or marker in _ARITHMETIC
         if marker == _BASELINE:
@@ -63,7 +68,7 @@ def _scans(data: bytes) -> tuple[int, bool]:
             # a baseline picture whose first scan has every component ends with it
             one_scan = components and data[at + 4] == components
             # inside a scan FF is always followed by 00 or a restart marker, so this counts scans (and a thumbnail's)
-            return 1 if one_scan else data.count(b"\xff\xda"), arithmetic
+            return 1 if one_scan else data.count(b"\xff\xda"), slow
         at += 1 if marker == 0xFF else 2 + int.from_bytes(data[at + 2 : at + 4])
     raise DecodeError(f"the JPEG picture has more than {MAX_JPEG_SEGMENTS} segments before its pixels")
 
