@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import socket
 import time
 
 import httpx
@@ -14,7 +15,7 @@ from running import ENDLESS, PATH, error_of, events, gateway, image, picture, st
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
-HEAD, BODY, IDLE = 0.3, 0.5, 0.4
+HEAD, BODY, IDLE, UNREAD = 0.3, 0.5, 0.4, 0.6
 GET = b"GET /health HTTP/1.1\r\nhost: a\r\n\r\n"
 
 
@@ -27,6 +28,7 @@ async def strict():
             engine.url,
             header_timeout=HEAD,
             body_timeout=BODY,
+            write_timeout=UNREAD,
             keep_alive_timeout=IDLE,
             max_header_bytes=4096,
             max_headers=20,
@@ -339,3 +341,31 @@ async def test_refused_requests_leave_nothing_behind(strict):
     await until(lambda: not engine.running)
     assert await running.metric("pixelgate_requests_in_flight") == 0
     assert events((await running.ask(stream=True, max_tokens=2)).text)[-1] == "[DONE]"
+
+
+async def test_an_answer_that_nobody_reads():
+    """Nine megabytes of tensors: what the client leaves unread is counted, and in the end given up."""
+    limits = {"write_timeout": UNREAD, "keep_alive_timeout": IDLE}
+    content = [image(picture(700, 1100))] * 4
+    async with strict_engine() as engine, gateway(engine.url, **limits) as running:
+        body = json.dumps({"model": "demo", "messages": [{"role": "user", "content": content}]}).encode()
+        unread = socket.socket()
+        unread.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        unread.connect(("127.0.0.1", running.port))
+        reader, writer = await asyncio.open_connection(sock=unread, limit=1)
+        writer.transport.pause_reading()
+        writer.write(post(len(body), path=f"{PATH}/render?tensors=1") + body)
+        await writer.drain()
+        start = time.monotonic()
+
+        async def under_way(count):
+            return await running.metric("pixelgate_requests_in_flight") == count
+
+        await until(lambda: under_way(1))
+        await until(lambda: under_way(0))
+        assert time.monotonic() - start > UNREAD
+        writer.transport.resume_reading()
+        with contextlib.suppress(ConnectionError):
+            received = await reader.read(-1)
+            assert len(received) < 9_000_000
+        writer.close()

@@ -32,6 +32,7 @@ class LimitedProtocol(HttpToolsProtocol):
         self._moved = False  # something of the request came out of the parser
         self._unseen = 0  # bytes that have gone in since then
         self._refusal: PixelgateError | None = None
+        self._unread: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Start the time for the first head, or refuse the connection."""
@@ -44,7 +45,24 @@ class LimitedProtocol(HttpToolsProtocol):
     def connection_lost(self, exc: Exception | None) -> None:
         """Forget the connection."""
         self._unwatch()
+        self._read_on()
         super().connection_lost(exc)
+
+    def pause_writing(self) -> None:
+        """The client reads slower than it is written to. If that lasts the connection ends, answer or not."""
+        super().pause_writing()
+        if self._unread is None:
+            self._unread = self.loop.call_later(self._settings.write_timeout, self.transport.abort)
+
+    def resume_writing(self) -> None:
+        """The client has read on."""
+        self._read_on()
+        super().resume_writing()
+
+    def _read_on(self) -> None:
+        if self._unread is not None:
+            self._unread.cancel()
+            self._unread = None
 
     def data_received(self, data: bytes) -> None:
         """Parse what has arrived, and see how long the client may take for the rest."""

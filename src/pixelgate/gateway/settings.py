@@ -34,7 +34,7 @@ _COUNTS = (
     "max_pixels_in_flight",
     "workers",
 )
-_SECONDS = ("header_timeout", "body_timeout", "keep_alive_timeout")
+_SECONDS = ("header_timeout", "body_timeout", "write_timeout", "keep_alive_timeout")
 
 
 @dataclass(frozen=True)
@@ -145,6 +145,9 @@ class GatewaySettings:
 
     body_timeout: float = 60.0
     """Seconds for the whole body of a request."""
+
+    write_timeout: float = 60.0
+    """Seconds that a client may leave an answer unread before its connection is ended."""
 
     keep_alive_timeout: float = 5.0
     """Seconds for which a connection may be idle between two requests."""
