@@ -168,13 +168,18 @@ def test_the_command_line_is_where_the_environment_is_read(monkeypatch):
             {"PIXELGATE_SERVE_TRUST_REQUEST_MM_KWARGS": "1"},
             "PIXELGATE_SERVE_TRUST_REQUEST_MM_KWARGS must be true or false, not '1'",
         ),
-        ({}, {"PIXELGATE_API_KEY": ""}, "PIXELGATE_API_KEY: key 1 of api_keys is empty"),
+        ({}, {"PIXELGATE_API_KEY": ""}, "PIXELGATE_API_KEY is empty; leave it out for the default"),
+        ({"--api-key": [""]}, {}, "--api-key is empty; leave it out for the default"),
+        ({"--api-key-file": ""}, {}, "--api-key-file is empty; leave it out for the default"),
+        ({}, {"PIXELGATE_SERVE_API_KEY_FILE": ""}, "PIXELGATE_SERVE_API_KEY_FILE is empty"),
+        ({}, {"PIXELGATE_SERVE_ADMIN_HOST": ""}, "PIXELGATE_SERVE_ADMIN_HOST is empty"),
         ({}, {"PIXELGATE_API_KEY": "s3cret key"}, "PIXELGATE_API_KEY: key 1 of api_keys has a blank"),
-        ({}, {"PIXELGATE_SERVE_WORKERS": ""}, "PIXELGATE_SERVE_WORKERS must be a whole number, not ''"),
+        ({}, {"PIXELGATE_SERVE_WORKERS": ""}, "PIXELGATE_SERVE_WORKERS is empty"),
         ({}, {"PIXELGATE_SERVE_WORKERS": "0"}, "PIXELGATE_SERVE_WORKERS: workers must be at least 1, not 0"),
         ({}, {"PIXELGATE_MEDIA_MAX_BYTES": "1e6"}, "PIXELGATE_MEDIA_MAX_BYTES must be a whole number, not '1e6'"),
         ({}, {"PIXELGATE_MEDIA_ALLOW_PRIVATE": "a,,b"}, "PIXELGATE_MEDIA_ALLOW_PRIVATE: allow_private: '' is neither"),
-        ({}, {"PIXELGATE_MEDIA_SCHEMES": ""}, "PIXELGATE_MEDIA_SCHEMES: schemes does not know ''"),
+        ({}, {"PIXELGATE_MEDIA_SCHEMES": ""}, "PIXELGATE_MEDIA_SCHEMES is empty"),
+        ({}, {"PIXELGATE_MEDIA_SCHEMES": "http,"}, "PIXELGATE_MEDIA_SCHEMES: schemes does not know ''"),
     ],
 )
 def test_mistakes_are_named_with_the_flag_or_the_variable(flags, environment, reason):
@@ -252,3 +257,10 @@ def test_the_document_has_every_setting_with_its_default():
         if setting.flag not in (f"--{setting.name.replace('_', '-')}", f"--media-{setting.name.replace('_', '-')}"):
             assert f"`{setting.flag}`" in text
     assert "`PIXELGATE_API_KEY`" in text
+
+
+def test_none_is_the_empty_list():
+    by_flag = configure(models=MODELS, flags={"--media-isolate": ["none"]})
+    by_variable = configure(models=MODELS, environment={"PIXELGATE_MEDIA_ISOLATE": "none"})
+    assert by_flag.media.isolate == by_variable.media.isolate == ()
+    assert configure(models=MODELS).media.isolate

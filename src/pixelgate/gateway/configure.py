@@ -20,6 +20,7 @@ from pixelgate.media.policy import MediaPolicy
 # Names that read better than what the rule would give.
 _FLAGS = {"api_keys": "--api-key", "trusted_proxies": "--trusted-proxy", "egress_proxy": "--egress-proxy"}
 _VARIABLES = {"api_keys": "PIXELGATE_API_KEY"}
+_EMPTY_LIST = "none"
 _TABLES = ("models", "media")  # not values, and said otherwise
 
 _WORDS = {
@@ -75,6 +76,9 @@ class Setting:
 
     def from_text(self, text: str, where: str) -> Any:
         """The value that ``text`` means. Raises ConfigError that begins with ``where``."""
+        # An empty variable is one that did not arrive. An empty secret must not open the gateway.
+        if not text:
+            raise ConfigError(f"{where} is empty; leave it out for the default")
         try:
             match self.kind:
                 case "int":
@@ -84,8 +88,8 @@ class Setting:
                 case "bool":
                     return {"true": True, "false": False}[text.lower()]
                 case "tuple[str, ...]":
-                    # An empty variable is one empty entry, which its class refuses: an empty PIXELGATE_API_KEY is a
-                    # secret that did not arrive, and must not open the gateway.
+                    if text == _EMPTY_LIST:
+                        return ()
                     return (text,) if self.name == "api_keys" else tuple(text.split(","))
         except (ValueError, KeyError):
             raise self.refuse(where, text) from None
@@ -156,9 +160,13 @@ def configure(
         if (text := (environment or {}).get(setting.variable)) is not None:
             values.add(setting.name, setting.from_text(text, setting.variable), setting.variable)
         if (given := (flags or {}).get(setting.flag)) is not None:
+            if given == [""]:
+                raise ConfigError(f"{setting.flag} is empty; leave it out for the default")
             if isinstance(given, str):
                 given = setting.from_text(given, setting.flag)
-            values.add(setting.name, tuple(given) if isinstance(given, list) else given, setting.flag)
+            if isinstance(given, list):
+                given = () if given == [_EMPTY_LIST] else tuple(given)
+            values.add(setting.name, given, setting.flag)
     media = _make(MediaPolicy, found[MediaPolicy], file)
     found[GatewaySettings].values |= {"models": models, "media": media}
     return _make(GatewaySettings, found[GatewaySettings], file)
