@@ -68,3 +68,7 @@ class TekkenTokenizer:
     def token_text(self, id_: int) -> str | None:
         """How the vocabulary writes a token, or None where it has none."""
         return self._backend.id_to_piece(id_) if 0 <= id_ < self.vocab_size else None
+
+    def token_bytes(self, id_: int) -> bytes:
+        """What a token adds to a text, in UTF-8; it may be a part of a character. Nothing where there is no token."""
+        return self._backend.id_to_byte_piece(id_, self._keep) if 0 <= id_ < self.vocab_size else b""

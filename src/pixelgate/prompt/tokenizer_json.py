@@ -106,6 +106,15 @@ class JsonTokenizer:
         """How the vocabulary writes a token, or None where it has none."""
         return self._backend.id_to_token(id_) if 0 <= id_ < self.vocab_size else None
 
+    def token_bytes(self, id_: int) -> bytes:
+        """What a token adds to a text, in UTF-8; it may be a part of a character. Nothing where there is no token."""
+        if id_ in self._bytes:
+            return bytes([self._bytes[id_]])
+        text, written = self.decode([id_], skip_special_tokens=False), self.token_text(id_) or ""
+        if _REPLACEMENT in text and all(character in _BYTE_LEVEL for character in written):
+            return bytes(_BYTE_LEVEL[character] for character in written)
+        return text.encode()
+
     def _mended(self, ids: Sequence[int]) -> list[str] | None:
         """The tokens with what is not UTF-8 replaced in their runs of bytes; None where all of it is."""
         tokens: list[str] = []
@@ -173,3 +182,16 @@ def _framing(backend: tokenizers.Tokenizer) -> tuple[tuple[int, ...], tuple[int,
     whole = backend.encode("a").ids
     start = next((i for i in range(len(whole)) if whole[i : i + len(bare)] == bare), 0)
     return tuple(whole[:start]), tuple(whole[start + len(bare) :])
+
+
+def _byte_level() -> Mapping[str, int]:
+    """The bytes that the characters of a byte-level vocabulary stand for.
+
+    Bytes that are visible in Latin-1 stand for themselves, the others for the characters from U+0100 on, in order.
+    """
+    visible = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    hidden = [byte for byte in range(256) if byte not in visible]
+    return {chr(byte): byte for byte in visible} | {chr(0x100 + i): byte for i, byte in enumerate(hidden)}
+
+
+_BYTE_LEVEL = _byte_level()

@@ -47,6 +47,9 @@ class Tokenizer(Protocol):
     def token_text(self, id_: int) -> str | None:
         """How the vocabulary writes a token, or None where it has none."""
 
+    def token_bytes(self, id_: int) -> bytes:
+        """What a token adds to a text, in UTF-8; it may be a part of a character. Nothing where there is no token."""
+
 
 def open_tokenizer(path: Path) -> Tokenizer:
     """Read a ``tokenizer.json`` or a ``tekken.json``. Raises CheckpointError."""
