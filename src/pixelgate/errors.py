@@ -157,6 +157,10 @@ class EngineUnreachableError(EngineUnavailableError):
     """The request was certainly not sent to the engine, so another one may take it."""
 
 
+class EngineDeclinedError(EngineUnavailableError):
+    """The engine turned the request away before it began with it, and is well: another one may take it."""
+
+
 class EngineTimeoutError(EngineError):
     """The engine did not answer in time."""
 

@@ -49,7 +49,7 @@ async def scripted(*args, **kwargs):
     servicer = args[0] if args and isinstance(args[0], Scripted) else Scripted(*args, **kwargs)
     server = grpc.aio.server(options=[("grpc.max_receive_message_length", 1 << 16)])
     vllm_engine_pb2_grpc.add_VllmEngineServicer_to_server(servicer, server)
-    checks = health.aio.HealthServicer()
+    checks = servicer.health = health.aio.HealthServicer()
     await checks.set(SERVICE, 1)
     health_pb2_grpc.add_HealthServicer_to_server(checks, server)
     port = server.add_insecure_port("127.0.0.1:0")

@@ -17,6 +17,7 @@ from smg_grpc_proto.generated import vllm_engine_pb2_grpc
 
 from pixelgate.engines.connect import engine as connect
 from pixelgate.engines.engine import Delta, EngineFacts
+from pixelgate.engines.shm import namespace
 from pixelgate.errors import (
     ConfigError,
     EngineError,
@@ -98,6 +99,9 @@ async def test_the_facts_of_an_engine():
             max_embeddings_per_image=30,
             takes_mixed_shapes=False,
             eos_token_ids=(999,),
+            checkpoint="qwen2_5_vl",
+            vocab_size=1000,
+            shared_memory=namespace(),
         )
         assert await engine.healthy()
         assert engine.url == server.url
@@ -204,6 +208,11 @@ def test_a_malformed_address_is_a_configuration_error(url):
 def test_an_unknown_scheme_is_a_configuration_error_that_lists_the_known(url):
     with pytest.raises(ConfigError, match=r"vllm\+grpc:"):
         connect(url)
+
+
+def test_an_embedded_engine_that_is_none_is_a_configuration_error():
+    with pytest.raises(ConfigError, match="'local:oracle' is not an embedded engine; there is local:reader"):
+        connect("local:oracle")
 
 
 async def test_connect_hands_over_what_the_engine_is_built_with():

@@ -8,6 +8,7 @@ import socket
 import subprocess
 import sys
 from dataclasses import replace
+from types import SimpleNamespace
 
 import grpc
 import pytest
@@ -15,8 +16,9 @@ from engine_requests import BFLOAT16, FACTS, answer, free_port, request, until
 from grpc_health.v1 import health, health_pb2_grpc
 from scripted_vllm import chunk, client, complete, scripted
 
-from pixelgate.engines.vllm_grpc import VllmGrpcEngine
+from pixelgate.engines.vllm_grpc import SERVICE, VllmGrpcEngine
 from pixelgate.errors import (
+    EngineDeclinedError,
     EngineError,
     EngineTimeoutError,
     EngineUnavailableError,
@@ -76,6 +78,37 @@ async def test_every_status_has_its_error(status, expected, caplog):
     assert caught.value.__cause__ is None
     assert "secret words" in caplog.text
     assert servicer.calls == 1
+
+
+@pytest.mark.parametrize("status", [grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.RESOURCE_EXHAUSTED])
+async def test_an_engine_that_is_well_may_turn_a_request_away(status):
+    async with scripted([], status) as (engine, servicer):
+        with pytest.raises(EngineDeclinedError):
+            await answer(engine, request())
+        assert servicer.calls == 1
+
+
+async def test_an_engine_that_is_not_well_has_turned_nothing_away():
+    async with scripted([], grpc.StatusCode.UNAVAILABLE) as (engine, servicer):
+        await engine.describe()
+        await servicer.health.set(SERVICE, 2)
+        with pytest.raises(EngineUnavailableError) as caught:
+            await answer(engine, request())
+        assert type(caught.value) is EngineUnavailableError
+
+
+async def test_an_engine_that_died_and_is_back_at_once_has_turned_nothing_away():
+    port = free_port()
+    async with client(f"vllm+grpc://127.0.0.1:{port}") as engine:
+        async with StrictEngine(FACTS, delay=5, port=port) as server:
+            task = asyncio.create_task(answer(engine, request()))
+            await until(lambda: server.running)
+        async with StrictEngine(FACTS, port=port) as server:
+            with pytest.raises(EngineUnavailableError) as caught:
+                await task
+            assert type(caught.value) is EngineUnavailableError
+            await until(engine.healthy)
+            assert not server.requests
 
 
 async def test_a_message_above_the_engines_limit_is_too_large():
@@ -152,6 +185,80 @@ async def test_an_engine_that_came_back_with_other_pixels_gets_nothing():
                 await answer(engine, request("uint8"))
             assert not server.requests
             await answer(engine, request("bfloat16"))
+
+
+@pytest.mark.parametrize(
+    ("settings", "why"),
+    [
+        ({"max_images": 1}, "at most 1 pictures"),
+        ({"max_context": 14}, "fewer than 14 tokens"),
+        ({"max_embeddings_per_image": 3}, "at most 3 tokens"),
+    ],
+)
+async def test_an_engine_that_came_back_smaller_gets_what_still_fits(settings, why):
+    port = free_port()
+    large = request("uint8")
+    plans = tuple(SimpleNamespace(tokens=span.length) for span in large.images.spans)
+    large = replace(large, images=replace(large.images, plans=plans))
+    async with client(f"vllm+grpc://127.0.0.1:{port}") as engine:
+        async with StrictEngine(FACTS, port=port):
+            await answer(engine, large)
+        async with StrictEngine(replace(FACTS, **settings), port=port) as server:
+            await until(engine.healthy)
+            with pytest.raises(EngineUnreachableError, match=why):
+                await answer(engine, large)
+            assert not server.requests
+            assert (await answer(engine, request()))[-1].finish_reason == "stop"
+
+
+@pytest.mark.parametrize("change", [{"model_type": "qwen2_vl"}, {"vocab_size": 1001}])
+async def test_an_engine_that_came_back_with_another_model_gets_nothing(change, caplog):
+    port = free_port()
+    async with client(f"vllm+grpc://127.0.0.1:{port}") as engine:
+        async with StrictEngine(FACTS, port=port):
+            await answer(engine, request())
+        async with StrictEngine(replace(FACTS, **change), port=port) as server:
+            await until(engine.healthy)
+            for _ in range(2):
+                with pytest.raises(EngineUnreachableError, match="another model"):
+                    await answer(engine, request())
+            assert not server.requests
+            assert caplog.text.count(f"came back with another model: {next(iter(change))} is") == 1
+        async with StrictEngine(FACTS, port=port):
+            await until(engine.healthy)
+            assert (await answer(engine, request()))[-1].finish_reason == "stop"
+
+
+@pytest.mark.parametrize("after", ["_serving", "_encoded"])
+async def test_a_request_for_a_connection_that_was_lost_meanwhile_is_not_sent(monkeypatch, after):
+    async with StrictEngine(FACTS) as server, client(server.url) as engine:
+        await engine.describe()
+
+        async def lost(*arguments):
+            result = await real(*arguments)
+            engine._connection.facts = None
+            engine._connection.drops += 1
+            return result
+
+        real = getattr(engine, after)
+        if after == "_serving":
+            engine._connection.facts = None
+        monkeypatch.setattr(engine, after, lost)
+        with pytest.raises(EngineUnreachableError):
+            await answer(engine, request())
+        assert not server.requests
+
+
+async def test_facts_that_are_told_again_over_the_same_connection_stop_no_request(monkeypatch):
+    async with StrictEngine(FACTS) as server, client(server.url) as engine:
+        real = engine._encoded
+
+        async def asked_meanwhile(*arguments):
+            await engine.describe()
+            return await real(*arguments)
+
+        monkeypatch.setattr(engine, "_encoded", asked_meanwhile)
+        assert (await answer(engine, request("uint8")))[-1].finish_reason == "stop"
 
 
 async def test_a_server_that_is_no_vllm_is_an_engine_error():

@@ -10,7 +10,7 @@ from engine_requests import PAD, images, prompt, request
 from smg_grpc_proto.generated import common_pb2
 from smg_grpc_proto.generated import vllm_engine_pb2 as pb
 
-from pixelgate.engines.engine import EngineRequest, Images, Sampling, Span
+from pixelgate.engines.engine import Constraint, EngineRequest, Images, Sampling, Span
 from pixelgate.engines.vllm_wire import encode
 from pixelgate.errors import EngineError, RequestError, TooLargeError
 from pixelgate.pixels.tensor import Tensor
@@ -109,7 +109,7 @@ def test_unset_sampling_values_stay_unset():
 
 def test_every_sampling_value_arrives():
     sampling = Sampling(
-        temperature=0.0,
+        temperature=0.5,
         top_p=0.5,
         top_k=20,
         min_p=0.25,
@@ -123,11 +123,15 @@ def test_every_sampling_value_arrives():
         stop_token_ids=(3, 4),
         ignore_eos=True,
         skip_special_tokens=False,
+        include_stop_str_in_output=True,
+        n=3,
+        logprobs=0,
+        logit_bias=((7, -100.0), (8, 0.5)),
     )
     got = decoded(EngineRequest("r", (1,), sampling, stream=False))
     assert not got.stream
     assert got.sampling_params == pb.SamplingParams(
-        temperature=0.0,
+        temperature=0.5,
         top_p=0.5,
         top_k=20,
         min_p=0.25,
@@ -140,8 +144,29 @@ def test_every_sampling_value_arrives():
         stop=["a", "b"],
         stop_token_ids=[3, 4],
         ignore_eos=True,
+        include_stop_str_in_output=True,
+        n=3,
+        logprobs=0,
+        logit_bias={7: -100.0, 8: 0.5},
     )
     assert got.sampling_params.HasField("temperature")
+    assert got.sampling_params.HasField("logprobs")
+
+
+@pytest.mark.parametrize(
+    ("constraint", "expected"),
+    [
+        (Constraint("json_object"), {"json_object": True}),
+        (Constraint("json_schema", "{}"), {"json_schema": "{}"}),
+        (Constraint("regex", "a+"), {"regex": "a+"}),
+        (Constraint("grammar", "root ::= 'a'"), {"grammar": "root ::= 'a'"}),
+        (Constraint("structural_tag", "{}"), {"structural_tag": "{}"}),
+        (Constraint("choice", ("a", "b")), {"choice": pb.ChoiceConstraint(choices=["a", "b"])}),
+    ],
+)
+def test_every_constraint_arrives(constraint, expected):
+    got = decoded(request(constraint=constraint)).sampling_params
+    assert got == pb.SamplingParams(temperature=0.0, max_tokens=64, skip_special_tokens=True, **expected)
 
 
 def test_a_top_p_of_zero_is_not_mistaken_for_none():
@@ -156,7 +181,16 @@ def test_a_top_k_that_means_all_tokens_arrives_as_that(all_tokens):
 
 @pytest.mark.parametrize(
     ("name", "value"),
-    [("seed", 1 << 31), ("top_k", -2), ("max_tokens", 1 << 32), ("stop_token_ids", (-1,)), ("repetition_penalty", 0.0)],
+    [
+        ("seed", 1 << 31),
+        ("top_k", -2),
+        ("max_tokens", 1 << 32),
+        ("stop_token_ids", (-1,)),
+        ("repetition_penalty", 0.0),
+        ("min_tokens", 65),
+        ("n", 2),
+        ("logit_bias", ((1 << 31, 1.0),)),
+    ],
 )
 def test_a_value_that_the_protocol_cannot_carry_is_the_clients_mistake(name, value):
     with pytest.raises(RequestError, match=name) as caught:

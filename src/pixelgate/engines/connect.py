@@ -15,7 +15,7 @@ _HTTP = (*_TIMEOUTS, "model", "name", "headers")
 
 
 def _vllm_grpc(url: str, deps: dict[str, Any]) -> EngineWithFiles:
-    return vllm_grpc.VllmGrpcEngine(url, **_of(deps, _TIMEOUTS))
+    return vllm_grpc.VllmGrpcEngine(url, **_of(deps, (*_TIMEOUTS, "shm")))
 
 
 def _vllm_http(url: str, deps: dict[str, Any]) -> Engine:

@@ -21,8 +21,22 @@ class Span:
 
 
 @dataclass(frozen=True)
+class Constraint:
+    """What an answer must be: its ``value`` is a JSON schema, a regular expression, a grammar (EBNF), a structural tag
+    (JSON), or the choices; a JSON object needs none.
+    """
+
+    kind: Literal["json_object", "json_schema", "regex", "grammar", "structural_tag", "choice"]
+    value: str | tuple[str, ...] = ""
+
+
+@dataclass(frozen=True)
 class Sampling:
-    """How to choose tokens. None means: leave it to the engine's neutral value."""
+    """How to choose tokens. None means: leave it to the engine's neutral value.
+
+    ``logprobs`` is how many alternatives to tell for each token, 0 the token itself alone; None: no log-probabilities.
+    ``logit_bias`` holds (token id, bias).
+    """
 
     temperature: float = 1.0
     top_p: float | None = None
@@ -38,6 +52,11 @@ class Sampling:
     stop_token_ids: tuple[int, ...] = ()
     ignore_eos: bool = False
     skip_special_tokens: bool = True
+    include_stop_str_in_output: bool = False
+    n: int = 1
+    logprobs: int | None = None
+    logit_bias: tuple[tuple[int, float], ...] = ()
+    constraint: Constraint | None = None
 
 
 @dataclass(frozen=True)
@@ -67,10 +86,20 @@ class EngineRequest:
 
 
 @dataclass(frozen=True)
-class Delta:
-    """New tokens. The last delta of a request, and only it, has a ``finish_reason``.
+class TokenLogprob:
+    """A token's log-probability, and the likeliest tokens in its place as (id, log-probability)."""
 
-    ``matched_stop`` is the stop string or token id that ended the answer, where the engine tells.
+    token_id: int
+    logprob: float
+    top: tuple[tuple[int, float], ...] = ()
+
+
+@dataclass(frozen=True)
+class Delta:
+    """New tokens of answer ``index``. An answer's last delta, and only it, has a ``finish_reason``.
+
+    ``completion_tokens`` counts this answer's. ``matched_stop`` is the stop string or token id that ended it, where the
+    engine tells. ``logprobs`` has an entry for each token if they were asked for.
     """
 
     token_ids: tuple[int, ...]
@@ -78,13 +107,17 @@ class Delta:
     prompt_tokens: int = 0
     completion_tokens: int = 0
     matched_stop: str | int | None = None
+    index: int = 0
+    logprobs: tuple[TokenLogprob, ...] = ()
 
 
 @dataclass(frozen=True)
 class EngineFacts:
-    """What an engine says of itself. ``pixel_dtype`` is the dtype in which it wants pixel tensors.
+    """What an engine says of itself, over one connection: after the next one it may be another.
 
-    Without ``takes_mixed_shapes`` the pixels of a request are one dense tensor.
+    ``pixel_dtype`` is the dtype in which it wants pixel tensors, ``checkpoint`` where it has its weights from, in its
+    own words, ``shared_memory`` which /dev/shm it sees. Without ``takes_mixed_shapes`` the pixels of a request are one
+    dense tensor.
     """
 
     model_name: str
@@ -95,6 +128,40 @@ class EngineFacts:
     max_embeddings_per_image: int | None = None
     takes_mixed_shapes: bool = True
     eos_token_ids: tuple[int, ...] = ()
+    checkpoint: str = ""
+    vocab_size: int | None = None
+    shared_memory: str = ""
+
+
+def other_model(facts: EngineFacts, before: EngineFacts) -> str:
+    """How the model of ``facts`` is another than that of ``before``: "vocab_size is 9, not 8". Empty when it is not.
+
+    What an engine leaves unsaid is not held against it.
+    """
+    return "; ".join(
+        f"{name} is {now}, not {then}"
+        for name in ("model_type", "checkpoint", "vocab_size")
+        if (now := getattr(facts, name)) != (then := getattr(before, name)) and now and then
+    )
+
+
+def misfit(request: EngineRequest, facts: EngineFacts) -> str:
+    """Why an engine with ``facts`` must not be sent ``request``, which was made for others. Empty when it may be.
+
+    An engine checks few of these itself: of pixels in another form it makes nonsense.
+    """
+    if facts.max_context is not None and len(request.token_ids) >= facts.max_context:
+        return f"The engine takes prompts of fewer than {facts.max_context} tokens."
+    if (images := request.images) is None:
+        return ""
+    if images.tensors[0].dtype != facts.pixel_dtype:
+        return "The engine wants the pictures of this request in another form."
+    if facts.max_images is not None and len(images.spans) > facts.max_images:
+        return f"The engine takes at most {facts.max_images} pictures."
+    largest = max((plan.tokens for plan in images.plans), default=0)
+    if facts.max_embeddings_per_image is not None and largest > facts.max_embeddings_per_image:
+        return f"The engine takes pictures of at most {facts.max_embeddings_per_image} tokens."
+    return ""
 
 
 _Request = TypeVar("_Request", contravariant=True)

@@ -19,8 +19,8 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image, ImageDraw, ImageFont
 
-from pixelgate.engines.engine import Delta, EngineFacts, EngineRequest
-from pixelgate.errors import ConfigError, EngineError, EngineUnavailableError
+from pixelgate.engines.engine import Delta, EngineFacts, EngineRequest, Sampling
+from pixelgate.errors import ConfigError, EngineError, EngineUnavailableError, RequestError
 from pixelgate.pixels.plan import FloatView, ImagePlan
 from pixelgate.pixels.unpack import unpack
 
@@ -43,9 +43,10 @@ class ReaderEngine:
 
     ``encode`` turns a piece of the answer into token ids; it neither adds special tokens nor recognises
     them in the text. ``eos_token_id`` ends an answer that ``max_tokens`` does not cut short; no other
-    sampling parameter matters here. One picture is read at a time, in a thread of its own, in about half a
-    second; closing the iterator drops the pictures not yet begun. The packages of the ``reader`` extra are
-    imported by the constructor, which raises ConfigError when they are missing.
+    sampling parameter matters here, and those that promise something about the answer are refused. One
+    picture is read at a time, in a thread of its own, in about half a second; closing the iterator drops the
+    pictures not yet begun. The packages of the ``reader`` extra are imported by the constructor, which raises
+    ConfigError when they are missing.
     """
 
     def __init__(self, *, model_type: str, encode: Callable[[str], Sequence[int]], eos_token_id: int) -> None:
@@ -84,6 +85,7 @@ class ReaderEngine:
 
     async def generate(self, request: EngineRequest) -> AsyncIterator[Delta]:
         """Yield each picture's text as soon as it has been read, a token at a time."""
+        _refuse_promises(request.sampling)
         # Unpacked before the first delta: after it the tensors' memory may be another request's.
         pictures = [await self._on_thread(partial(_picture, plan, part)) for plan, part in _tensors(request)]
         limit = request.sampling.max_tokens or math.inf
@@ -128,6 +130,18 @@ class ReaderEngine:
     def _require_open(self) -> None:
         if self._closed:
             raise EngineUnavailableError("The reader has been closed.")
+
+
+def _refuse_promises(sampling: Sampling) -> None:
+    promises = {
+        "n": sampling.n > 1,
+        "logprobs": sampling.logprobs is not None,
+        "logit_bias": bool(sampling.logit_bias),
+        "response_format": sampling.constraint is not None,
+    }
+    for name, present in promises.items():
+        if present:
+            raise RequestError(f"the reader cannot do what {name} asks for", param=name)
 
 
 def _tensors(request: EngineRequest) -> list[tuple[ImagePlan, NDArray[Any]]]:

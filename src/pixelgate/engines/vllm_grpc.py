@@ -7,7 +7,8 @@ import contextlib
 import hashlib
 import logging
 from collections.abc import AsyncGenerator, Iterator
-from typing import Any, NamedTuple, cast, get_args
+from dataclasses import dataclass
+from typing import Any
 from urllib.parse import urlsplit
 
 import grpc
@@ -15,10 +16,14 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from smg_grpc_proto.generated import common_pb2, vllm_engine_pb2_grpc
 from smg_grpc_proto.generated import vllm_engine_pb2 as pb
 
-from pixelgate.engines.engine import Delta, EngineFacts, EngineRequest, FinishReason
+from pixelgate.engines.engine import Delta, EngineFacts, EngineRequest, misfit
+from pixelgate.engines.same_model import SameModel
+from pixelgate.engines.shm import Segments, namespace
+from pixelgate.engines.vllm_replies import Answers, told
 from pixelgate.engines.vllm_wire import encode
 from pixelgate.errors import (
     ConfigError,
+    EngineDeclinedError,
     EngineError,
     EngineTimeoutError,
     EngineUnavailableError,
@@ -31,8 +36,8 @@ from pixelgate.errors import (
 SCHEME = "vllm+grpc"
 SERVICE = pb.DESCRIPTOR.services_by_name["VllmEngine"].full_name
 
-_FLOATS = ("float32", "bfloat16", "float16")
 _ABORT_TIMEOUT = 1.0
+_NOTICED_AFTER = 0.05  # seconds, until the library has noticed that a connection is lost over which a call has failed
 _ARCHIVE_TIMEOUT = 60.0
 _MAX_REPLY_BYTES = 64 << 20  # one message of an engine: token ids, or a piece of its files
 _ENCODE_IN_THREAD_FROM = 1 << 20  # bytes; below, the copy is quicker than the way to a thread
@@ -42,18 +47,36 @@ _CLOSED = "The connection to the engine was closed."
 log = logging.getLogger(__name__)
 
 
-class _Connection(NamedTuple):
+@dataclass(eq=False)
+class _Connection:
+    """A channel, and the engine's facts as told since it was last connected. ``drops`` counts how often it was not."""
+
     channel: grpc.aio.Channel
     stub: Any
     health: Any
     generate: Any
+    facts: EngineFacts | None = None
+    drops: int = 0
+
+    def up(self) -> bool:
+        """Whether it is connected now. If not, what the engine told is forgotten: the next may be another.
+
+        The library connects anew by itself, but only for a call: no call is made without having asked this, so that no
+        loss goes unseen.
+        """
+        if self.channel.get_state() is grpc.ChannelConnectivity.READY:
+            return True
+        self.facts = None
+        self.drops += 1
+        return False
 
 
 class VllmGrpcEngine:
     """One vLLM engine at ``vllm+grpc://host:port``. Fulfils ``Engine``; timeouts are in seconds.
 
     ``generate_timeout`` is the deadline of a whole answer, ``call_timeout`` of every other call. The connection is
-    opened at the first use, kept, and opened again when it breaks. Raises ConfigError for a malformed URL.
+    opened at the first use, kept, and opened again when it breaks. With ``shm`` large tensors are handed over in
+    shared memory if the engine sees the same. Raises ConfigError for a malformed URL.
     """
 
     def __init__(
@@ -63,14 +86,16 @@ class VllmGrpcEngine:
         connect_timeout: float = 5.0,
         call_timeout: float = 10.0,
         generate_timeout: float | None = 600.0,
+        shm: bool = True,
     ) -> None:
         self._url = url
         self._target = _target(url)
         self._connect_timeout = connect_timeout
         self._call_timeout = call_timeout
         self._generate_timeout = generate_timeout
+        self._memory = namespace() if shm else ""
         self._connection: _Connection | None = None
-        self._facts: EngineFacts | None = None  # as told over the present connection
+        self._same = SameModel(url)
 
     @property
     def url(self) -> str:
@@ -78,14 +103,23 @@ class VllmGrpcEngine:
         return self._url
 
     async def describe(self) -> EngineFacts:
-        """Ask the engine for its facts. Raises EngineUnavailableError when it is down or not ready."""
+        """Ask the engine for its facts.
+
+        Raises EngineUnavailableError when it is down or not ready, EngineError when it came back with another model
+        than it had when it was asked first.
+        """
         connection = await self._connected()
+        drops = connection.drops
         if not await self._serving(connection):
             raise EngineUnavailableError("The engine is not ready to take requests.")
-        model = await self._ask(connection.stub.GetModelInfo, pb.GetModelInfoRequest())
-        server = await self._ask(connection.stub.GetServerInfo, pb.GetServerInfoRequest())
-        self._facts = _facts(model, server)
-        return self._facts
+        model = await self._ask(connection, connection.stub.GetModelInfo, pb.GetModelInfoRequest())
+        server = await self._ask(connection, connection.stub.GetServerInfo, pb.GetServerInfoRequest())
+        facts = told(model, server)
+        self._same.check(facts)
+        if not connection.up() or connection.drops != drops:
+            raise EngineUnreachableError(_CLOSED)
+        connection.facts = facts
+        return facts
 
     async def healthy(self) -> bool:
         """Whether the engine takes requests now. Never raises."""
@@ -100,37 +134,68 @@ class VllmGrpcEngine:
         Raises EngineUnreachableError when the request was certainly not sent, and other errors of
         ``pixelgate.errors`` when it may have been.
         """
-        box = [await _encoded(request)]
-        connection = await self._ready_for(request)
-        call = connection.generate(box, timeout=self._generate_timeout)
-        over = False
+        connection, facts = await self._ready_for(request)
+        drops = connection.drops  # of another connection what has been told may not be true
+        segments = Segments() if self._memory and facts.shared_memory == self._memory else None
+        call, begun, over = None, False, False
         try:
-            count, last = 0, None
+            box = [await self._encoded(request, segments)]
+            if not connection.up() or connection.drops != drops:
+                raise EngineUnreachableError(_CLOSED)
+            # From here on the request may have reached the engine.
+            call = connection.generate(box, timeout=self._generate_timeout)
+            answers, last = Answers(request.sampling.n, request.sampling.logprobs is not None), None
             async for response in call:
-                kind = response.WhichOneof("response")
-                if kind == "complete":
-                    last = _last_delta(response.complete, count)
-                elif kind == "chunk" and response.chunk.token_ids:
-                    ids = tuple(response.chunk.token_ids)
-                    count += len(ids)
-                    yield Delta(ids, prompt_tokens=response.chunk.prompt_tokens, completion_tokens=count)
+                delta, begun = answers.push(response), True
+                if answers.complete:
+                    last = last or delta
+                elif delta is not None:
+                    yield delta
             over = True
             if last is None:
                 raise EngineError("The engine ended its answer before it was complete.")
             yield last
         except grpc.aio.AioRpcError as error:
             over = True
-            raise self._failure(error) from None
+            failure = self._unread(error, segments) or self._failure(error)
+            if type(failure) is EngineUnavailableError and not begun and await self._well(connection, drops):
+                failure = EngineDeclinedError(failure.message)
+            raise failure from None
         except asyncio.CancelledError:
             if _task_is_cancelled():
                 raise
             # grpc's way to say that the channel was closed under the call
             raise EngineUnavailableError(_CLOSED) from None
         finally:
-            if not over:
+            if segments is not None:
+                segments.remove()
+            if call is not None and not over:
                 call.cancel()
                 if self._connection is connection:
                     await self._abort(connection, request.request_id)
+
+    async def _encoded(self, request: EngineRequest, segments: Segments | None) -> bytes:
+        try:
+            if request.images is not None and request.images.tensors[0].nbytes >= _ENCODE_IN_THREAD_FROM:
+                return await asyncio.to_thread(encode, request, segments)
+            return encode(request, segments)
+        except OSError as failure:
+            if segments is None:
+                raise
+            log.warning("tensors cannot be written to shared memory and go in the message: %s", failure.strerror)
+            return await self._encoded(request, None)
+
+    def _unread(self, error: grpc.aio.AioRpcError, segments: Segments | None) -> EngineError | None:
+        """What became of a request whose tensors the engine could not read. It has not begun with it then."""
+        if segments is None or error.code() is not grpc.StatusCode.INTERNAL or not segments.unread():
+            return None
+        log.error(
+            "%s cannot read what this process writes to shared memory, so it gets it in messages from now on: "
+            "let both run as one user, or set shm to off",
+            self._url,
+        )
+        self._memory = ""
+        return EngineDeclinedError("The engine could not read the pictures.")
 
     async def archive(self, max_bytes: int) -> bytes:
         """The engine's configuration and tokenizer files as a ZIP of at most ``max_bytes``.
@@ -159,34 +224,30 @@ class VllmGrpcEngine:
         if connection is not None:
             await connection.channel.close()
 
-    async def _ready_for(self, request: EngineRequest) -> _Connection:
-        """The connection, ready to send ``request``. Only after this can a request have reached the engine."""
+    async def _ready_for(self, request: EngineRequest) -> tuple[_Connection, EngineFacts]:
+        """The connection, over which the engine has told facts that ``request`` fits."""
         connection = await self._connected()
         try:
-            # A new connection may lead to an engine that was started again with other settings, and one that
-            # wants other pixels would accept these and answer nonsense.
-            facts = self._facts or await self.describe()
+            facts = connection.facts or await self.describe()
         except EngineError as error:
             raise EngineUnreachableError(error.message) from None
-        if self._connection is not connection:
-            raise EngineUnreachableError(_CLOSED)
-        if request.images is not None and request.images.tensors[0].dtype != facts.pixel_dtype:
-            raise EngineUnreachableError("The engine wants the pictures of this request in another form.")
-        return connection
+        if reason := misfit(request, facts):
+            raise EngineUnreachableError(reason)
+        return connection, facts
 
     async def _connected(self) -> _Connection:
         if self._connection is None:
             self._connection = self._open()
         connection = self._connection
-        channel, ready = connection.channel, grpc.ChannelConnectivity.READY
         down = (grpc.ChannelConnectivity.TRANSIENT_FAILURE, grpc.ChannelConnectivity.SHUTDOWN)
         try:
             async with asyncio.timeout(self._connect_timeout):
-                while (state := channel.get_state(try_to_connect=True)) is not ready:
-                    self._facts = None
+                while not connection.up():
+                    state = connection.channel.get_state(try_to_connect=True)
                     if state in down or self._connection is not connection:
                         raise EngineUnreachableError("The engine cannot be reached.")
-                    await channel.wait_for_state_change(state)
+                    if state is not grpc.ChannelConnectivity.READY:
+                        await connection.channel.wait_for_state_change(state)
         except TimeoutError:
             raise EngineUnreachableError("The engine cannot be reached.") from None
         return connection
@@ -204,6 +265,7 @@ class VllmGrpcEngine:
             ("grpc.max_reconnect_backoff_ms", 2_000),
             ("grpc.min_reconnect_backoff_ms", int(self._connect_timeout * 1000)),
             ("grpc.use_local_subchannel_pool", 1),
+            ("grpc.enable_retries", 0),  # whether a request may be sent again is not for the library to say
             ("grpc.enable_http_proxy", 0),  # engines are inside; a proxy variable is meant for fetching
         ]
         channel = grpc.aio.insecure_channel(self._target, options=options)
@@ -220,11 +282,24 @@ class VllmGrpcEngine:
             ),
         )
 
+    async def _well(self, connection: _Connection, drops: int) -> bool:
+        """Whether the engine takes requests, and over a connection that was not lost since it had been ``drops`` times.
+
+        Over another it may be a new process, after a request that ended the one before.
+        """
+        await asyncio.sleep(_NOTICED_AFTER)
+        try:
+            return await self._serving(connection) and connection.drops == drops and self._connection is connection
+        except PixelgateError:
+            return False
+
     async def _serving(self, connection: _Connection) -> bool:
-        reply = await self._ask(connection.health.Check, health_pb2.HealthCheckRequest(service=SERVICE))
+        reply = await self._ask(connection, connection.health.Check, health_pb2.HealthCheckRequest(service=SERVICE))
         return bool(reply.status == health_pb2.HealthCheckResponse.SERVING)
 
-    async def _ask(self, method: Any, message: Any) -> Any:
+    async def _ask(self, connection: _Connection, method: Any, message: Any) -> Any:
+        if not connection.up():
+            raise EngineUnavailableError(_CLOSED)
         with self._asking():
             return await method(message, timeout=self._call_timeout)
 
@@ -285,58 +360,6 @@ def _target(url: str) -> str:
     except ValueError:  # a port that is no number, or brackets that do not match
         pass
     raise ConfigError(f"{url!r} is not an engine address: it must look like {SCHEME}://host:port.")
-
-
-async def _encoded(request: EngineRequest) -> bytes:
-    if request.images is not None and request.images.tensors[0].nbytes >= _ENCODE_IN_THREAD_FROM:
-        return await asyncio.to_thread(encode, request)
-    return encode(request)
-
-
-def _last_delta(complete: pb.GenerateComplete, count: int) -> Delta:
-    """The delta that ends an answer, ``count`` tokens of which are known from chunks.
-
-    After chunks some servicers repeat all ids here and some the last chunk's; beyond ``count`` is what is new in both.
-    """
-    if complete.finish_reason not in get_args(FinishReason):
-        raise EngineError("The engine ended its answer with an error.")
-    ids = tuple(complete.output_ids[count:])
-    stop = complete.WhichOneof("matched_stop")
-    return Delta(
-        ids,
-        cast(FinishReason, complete.finish_reason),
-        complete.prompt_tokens,
-        count + len(ids),
-        getattr(complete, stop) if stop else None,
-    )
-
-
-def _facts(model: pb.GetModelInfoResponse, server: pb.GetServerInfoResponse) -> EngineFacts:
-    dtype = (server.multimodal_encoder_dtype or server.model_dtype).removeprefix("torch.")
-    if server.mm_device_do_normalize:
-        dtype = "uint8"
-    elif dtype not in _FLOATS:
-        raise EngineError(f"The engine wants pictures as {dtype or 'nothing'}, which is none of {', '.join(_FLOATS)}.")
-    return EngineFacts(
-        model_name=model.served_model_name,
-        model_type=model.model_type,
-        pixel_dtype=cast(Any, dtype),
-        max_context=model.max_context_length or None,
-        max_images=_max_images(server.mm_item_limits),
-        max_embeddings_per_image=server.mm_encoder_budget or None,
-        takes_mixed_shapes=False,
-        eos_token_ids=tuple(model.eos_token_ids),
-    )
-
-
-def _max_images(limits: str) -> int | None:
-    """Images per prompt of a label such as ``image=8,video=2``; a modality that it leaves out has a limit of 0."""
-    if not limits:
-        return None
-    try:
-        return int(dict(pair.split("=") for pair in limits.split(",")).get("image", 0))
-    except ValueError:
-        raise EngineError(f"The engine's limits for pictures cannot be read: {limits!r}.") from None
 
 
 def _task_is_cancelled() -> bool:

@@ -2,7 +2,8 @@
 
 Everything but the pixels is built and serialised with the official stubs. The pixels never enter a message object:
 protobuf merges repeated occurrences of an embedded message, so ``mm_inputs { pixel_values { inline } }`` appended to
-the serialised rest is the same message, and one ``join`` is the only copy that is made of them.
+the serialised rest is the same message, and one ``join`` is the only copy that is made of them. Where engine and
+gateway share memory the message has only the names of files.
 """
 
 from __future__ import annotations
@@ -11,11 +12,13 @@ import numpy as np
 from smg_grpc_proto.generated import common_pb2
 from smg_grpc_proto.generated import vllm_engine_pb2 as pb
 
-from pixelgate.engines.engine import EngineRequest, Images, Sampling
+from pixelgate.engines.engine import Constraint, EngineRequest, Images, Sampling
+from pixelgate.engines.shm import MIN_BYTES, Segments
+from pixelgate.engines.vllm_sampling import refuse_impossible, top_p
 from pixelgate.errors import EngineError, RequestError, TooLargeError
 from pixelgate.pixels.tensor import Tensor
 
-MAX_MESSAGE_BYTES = (1 << 31) - 1  # protobuf's own limit
+_MAX_TENSOR_BYTES = (1 << 31) - (64 << 20)  # protobuf's own limit of 2 GiB, less what else is in a message
 _OPTIONAL_SAMPLING = (
     "top_p",
     "top_k",
@@ -26,14 +29,15 @@ _OPTIONAL_SAMPLING = (
     "max_tokens",
     "min_tokens",
     "seed",
+    "logprobs",
 )
-_SMALLEST_TOP_P = 1e-6
 
 
-def encode(request: EngineRequest) -> bytes:
-    """The serialised GenerateRequest of ``request``.
+def encode(request: EngineRequest, segments: Segments | None = None) -> bytes:
+    """The serialised GenerateRequest of ``request``; with ``segments`` its large tensors are in these.
 
-    Raises RequestError for a sampling value that the protocol cannot carry, TooLargeError above protobuf's 2 GiB.
+    Raises RequestError for a sampling value that the protocol cannot carry, TooLargeError above protobuf's 2 GiB,
+    OSError where a segment cannot be written.
     """
     message = pb.GenerateRequest(
         request_id=request.request_id,
@@ -43,52 +47,70 @@ def encode(request: EngineRequest) -> bytes:
     )
     if request.images is None:
         return bytes(message.SerializeToString())
-    message.mm_inputs.CopyFrom(_images(request.images))
-    head = message.SerializeToString()
     pixels = request.images.tensors[0]
-    prefix = _payload_prefix(pixels.nbytes)
-    if len(head) + len(prefix) + pixels.nbytes > MAX_MESSAGE_BYTES:
+    if sum(tensor.nbytes for tensor in request.images.tensors) > _MAX_TENSOR_BYTES:
         raise TooLargeError(
             "The pictures of this request together make more than 2 GiB of tensors: send fewer or smaller ones."
         )
+    message.mm_inputs.CopyFrom(_images(request.images, segments))
+    head = bytes(message.SerializeToString())
+    if message.mm_inputs.pixel_values.HasField("shm"):
+        return head
+    prefix = _payload_prefix(pixels.nbytes)
     # as uint8, because bfloat16 has no buffer format
     return b"".join([head, prefix, *(part.reshape(-1).view(np.uint8).data for part in pixels.parts)])
 
 
 def _sampling(sampling: Sampling) -> pb.SamplingParams:
+    refuse_impossible(sampling)
     # Unset is not neutral for these: temperature would be 1.0 and special tokens would be kept.
     message = pb.SamplingParams(
-        skip_special_tokens=sampling.skip_special_tokens, ignore_eos=sampling.ignore_eos, stop=sampling.stop
+        skip_special_tokens=sampling.skip_special_tokens,
+        ignore_eos=sampling.ignore_eos,
+        stop=sampling.stop,
+        include_stop_str_in_output=sampling.include_stop_str_in_output,
+        n=sampling.n if sampling.n > 1 else 0,
     )
     values = {name: getattr(sampling, name) for name in ("temperature", *_OPTIONAL_SAMPLING)}
-    # 0 reads as unset on the engine's side, which would mean the opposite of what was asked for.
-    if values["top_p"] is not None:
-        values["top_p"] = max(values["top_p"], _SMALLEST_TOP_P)
+    values["top_p"] = top_p(sampling)
     # Clients and checkpoints write -1 for "all tokens"; the field is unsigned and has 0 for it.
     if values["top_k"] == -1:
         values["top_k"] = 0
-    if values["repetition_penalty"] == 0:
-        raise RequestError("repetition_penalty must be greater than 0.", param="repetition_penalty")
     name = "stop_token_ids"
     try:
         message.stop_token_ids.extend(sampling.stop_token_ids)
         for name, value in values.items():
             if value is not None:
                 setattr(message, name, value)
+        name = "logit_bias"
+        message.logit_bias.update(sampling.logit_bias)
     except ValueError:
         raise RequestError(f"{name} is outside the range that the engine takes.", param=name) from None
+    if sampling.constraint is not None:
+        _constrain(message, sampling.constraint)
     return message
 
 
-def _images(images: Images) -> pb.MultimodalInputs:
-    """All of mm_inputs but the pixel tensor's payload."""
-    pixels, *small = images.tensors
+def _constrain(message: pb.SamplingParams, constraint: Constraint) -> None:
+    match constraint.kind:
+        case "json_object":
+            message.json_object = True
+        case "choice":
+            message.choice.choices.extend(constraint.value)
+        case text:
+            setattr(message, text, constraint.value)
+
+
+def _images(images: Images, segments: Segments | None) -> pb.MultimodalInputs:
+    """All of mm_inputs, but of a pixel tensor that is in no segment the payload."""
+    pixels, *others = images.tensors
+    data = {tensor.name: _tensor(tensor, segments) for tensor in images.tensors}
+    for tensor in others:
+        if not data[tensor.name].HasField("shm"):
+            data[tensor.name].inline = tensor.joined().tobytes()
     message = pb.MultimodalInputs(
-        pixel_values=pb.TensorData(shape=pixels.shape, dtype=pixels.dtype),
-        model_specific_tensors={
-            tensor.name: pb.TensorData(shape=tensor.shape, dtype=tensor.dtype, inline=tensor.joined().tobytes())
-            for tensor in small
-        },
+        pixel_values=data.pop(pixels.name),
+        model_specific_tensors=data,
         im_token_id=images.placeholder_id,
         mm_placeholders=[pb.PlaceholderRange(offset=span.offset, length=span.length) for span in images.spans],
         mm_hashes=images.hashes,
@@ -99,6 +121,15 @@ def _images(images: Images) -> pb.MultimodalInputs:
     )
     if pixels.name != "pixel_values":
         message.encoder_input_key = pixels.name
+    return message
+
+
+def _tensor(tensor: Tensor, segments: Segments | None) -> pb.TensorData:
+    """A tensor, with a payload if it is large enough for a segment."""
+    message = pb.TensorData(shape=tensor.shape, dtype=tensor.dtype)
+    if segments is not None and tensor.nbytes >= MIN_BYTES:
+        name = segments.write(tensor.parts)
+        message.shm.CopyFrom(common_pb2.ShmHandle(name=name, nbytes=tensor.nbytes, owner_id="pixelgate"))
     return message
 
 

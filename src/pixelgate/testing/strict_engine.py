@@ -31,6 +31,7 @@ from tokenizers import Tokenizer
 from pixelgate.errors import CheckpointError
 from pixelgate.testing.strict_layouts import Refused
 from pixelgate.testing.strict_rules import Identities, StrictFacts, check
+from pixelgate.testing.strict_shm import namespace, take_in
 
 SERVICE = pb.DESCRIPTOR.services_by_name["VllmEngine"].full_name
 
@@ -42,8 +43,9 @@ class StrictEngine:
 
     The answer is ``reply_ids``, or else ``reply`` in the checkpoint's tokenizer (without one: its UTF-8 bytes as ids)
     and the end-of-sequence token, with ``delay`` seconds before each token. ``settings`` are fields of StrictFacts,
-    such as ``device_normalize``. The last ``keep`` messages that arrived are in ``requests``; ``cancelled`` has the
-    ids of requests whose call was given up, ``aborted`` those that Abort named.
+    such as ``device_normalize``. The last ``keep`` messages that arrived are in ``requests``, with their tensors inline
+    also where they came in shared memory, which the engine offers with ``shm``; the files' names are in ``shared``.
+    ``cancelled`` has the ids of requests whose call was given up, ``aborted`` those that Abort named.
     """
 
     def __init__(
@@ -56,6 +58,7 @@ class StrictEngine:
         host: str = "127.0.0.1",
         port: int = 0,
         keep: int = 8,
+        shm: bool = True,
         **settings: Any,
     ) -> None:
         self.checkpoint = None if isinstance(model, StrictFacts) else Path(model)
@@ -63,6 +66,8 @@ class StrictEngine:
         self.reply_ids = tuple(self._ids_of(reply) if reply_ids is None else reply_ids)
         self.delay = delay
         self.requests: deque[pb.GenerateRequest] = deque(maxlen=keep)
+        self.shm_namespace = namespace() if shm else ""
+        self.shared: deque[str] = deque(maxlen=keep)
         self.cancelled: list[str] = []
         self.aborted: list[str] = []
         self.running: dict[str, asyncio.Event] = {}
@@ -128,6 +133,12 @@ class _Servicer(vllm_engine_pb2_grpc.VllmEngineServicer):  # type: ignore[misc] 
 
     async def Generate(self, request: pb.GenerateRequest, context: Any) -> None:
         engine, name = self._engine, request.request_id
+        try:
+            engine.shared.extend(take_in(request.mm_inputs))
+        except Refused as why:
+            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(why))
+        except OSError as failure:
+            await context.abort(grpc.StatusCode.INTERNAL, str(failure))
         engine.requests.append(request)
         try:
             check(request, engine.facts)
@@ -146,7 +157,9 @@ class _Servicer(vllm_engine_pb2_grpc.VllmEngineServicer):  # type: ignore[misc] 
             del engine.running[name]
 
     async def _answer(self, request: pb.GenerateRequest, context: Any, abort: asyncio.Event) -> None:
+        """The same reply for each of the answers asked for, a token of each at a time."""
         sampling, prompt_tokens = request.sampling_params, len(request.tokenized.input_ids)
+        answers = range(max(sampling.n, 1))
         sent: list[int] = []
         ending: dict[str, Any] = {"finish_reason": "stop"}
         for token in self._engine.reply_ids:
@@ -154,8 +167,14 @@ class _Servicer(vllm_engine_pb2_grpc.VllmEngineServicer):  # type: ignore[misc] 
                 ending = {"finish_reason": "abort"}
                 break
             sent.append(token)
-            if request.stream:
-                chunk = pb.GenerateStreamChunk(token_ids=[token], prompt_tokens=prompt_tokens, completion_tokens=1)
+            for index in answers if request.stream else ():
+                chunk = pb.GenerateStreamChunk(
+                    token_ids=[token],
+                    prompt_tokens=prompt_tokens,
+                    completion_tokens=1,
+                    output_logprobs=logprobs([token], sampling),
+                    index=index,
+                )
                 await context.write(pb.GenerateResponse(chunk=chunk))
             if token in sampling.stop_token_ids:
                 ending = {"finish_reason": "stop", "matched_token_id": token}
@@ -165,10 +184,16 @@ class _Servicer(vllm_engine_pb2_grpc.VllmEngineServicer):  # type: ignore[misc] 
                 break
         # Like the real servicer: after chunks, complete repeats the last chunk only.
         ids = sent[-1:] if request.stream else sent
-        complete = pb.GenerateComplete(
-            output_ids=ids, prompt_tokens=prompt_tokens, completion_tokens=len(ids), **ending
-        )
-        await context.write(pb.GenerateResponse(complete=complete))
+        for index in answers:
+            complete = pb.GenerateComplete(
+                output_ids=ids,
+                prompt_tokens=prompt_tokens,
+                completion_tokens=len(ids),
+                output_logprobs=logprobs(ids, sampling),
+                index=index,
+                **ending,
+            )
+            await context.write(pb.GenerateResponse(complete=complete))
 
     async def Abort(self, request: pb.AbortRequest, context: Any) -> pb.AbortResponse:
         for name in request.request_ids:
@@ -207,6 +232,7 @@ class _Servicer(vllm_engine_pb2_grpc.VllmEngineServicer):  # type: ignore[misc] 
             mm_device_do_normalize=facts.device_normalize,
             mm_item_limits=f"image={facts.max_images},video=999",
             mm_encoder_budget=facts.max_embeddings_per_image,
+            shm_namespace_id=self._engine.shm_namespace,
         )
 
     async def GetLoads(self, request: pb.GetLoadsRequest, context: Any) -> pb.GetLoadsResponse:
@@ -225,6 +251,15 @@ class _Servicer(vllm_engine_pb2_grpc.VllmEngineServicer):  # type: ignore[misc] 
             yield common_pb2.GetTokenizerChunk(
                 data=data[start : start + _TOKENIZER_CHUNK], sha256=hashlib.sha256(data).hexdigest() if last else ""
             )
+
+
+def logprobs(ids: Sequence[int], sampling: pb.SamplingParams) -> pb.OutputLogProbs | None:
+    """What an engine tells: a token's is -0.5, and those of the ids after it come next, each 1 less."""
+    if not ids or not sampling.HasField("logprobs"):
+        return None
+    likely = range(sampling.logprobs)
+    tops = [pb.TopLogProbs(token_ids=[i + k for k in likely], values=[-0.5 - k for k in likely]) for i in ids]
+    return pb.OutputLogProbs(token_logprobs=[-0.5] * len(ids), token_ids=ids, top_logprobs=tops if likely else [])
 
 
 async def set_within(event: asyncio.Event, seconds: float) -> bool:
@@ -257,6 +292,9 @@ def _parser(module: str = "strict_engine") -> argparse.ArgumentParser:
     parser.add_argument("--device-normalize", action="store_true", help="want uint8 pixels")
     parser.add_argument("--encoder-dtype", default="bfloat16", help="dtype of pixels otherwise (default: %(default)s)")
     parser.add_argument("--vocab-size", type=int, help="for a checkpoint whose config.json does not say it")
+    parser.add_argument(
+        "--shm", action=argparse.BooleanOptionalAction, default=True, help="take tensors from shared memory"
+    )
     parser.add_argument("--reply", help="the text of every answer")
     parser.add_argument("--delay", type=float, default=0.0, help="seconds before each token (default: %(default)s)")
     return parser

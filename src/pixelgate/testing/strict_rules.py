@@ -126,7 +126,14 @@ def _check_sampling(sampling: pb.SamplingParams) -> None:
     need(-2 <= sampling.presence_penalty <= 2, "presence_penalty is not between -2 and 2")
     need(-2 <= sampling.frequency_penalty <= 2, "frequency_penalty is not between -2 and 2")
     need(0 <= sampling.repetition_penalty < math.inf, "repetition_penalty is not greater than 0")
-    need(sampling.n <= 1, "only one answer at a time is made here")
+    need(sampling.n <= 1 or sampling.temperature >= 1e-5, "several answers at a temperature of 0")
+    need(sampling.n <= 64, f"{sampling.n} answers are more than 64")
+    if sampling.HasField("logprobs"):
+        need(0 <= sampling.logprobs <= 20, f"logprobs {sampling.logprobs} is not between 0 and 20")
+    need(all(-100 <= bias <= 100 for bias in sampling.logit_bias.values()), "a logit_bias is not between -100 and 100")
+    kind = sampling.WhichOneof("constraint")
+    need(kind is None or getattr(sampling, kind), f"the constraint {kind} is empty")
+    need(kind != "choice" or all(sampling.choice.choices), "a choice is empty")
     need(all(sampling.stop), "a stop string is empty")
     if sampling.HasField("max_tokens"):
         need(sampling.max_tokens >= 1, "max_tokens is not 1 or more")
