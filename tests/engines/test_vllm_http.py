@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import warnings
 from contextlib import aclosing
 from dataclasses import replace
 
+import httpx
+import msgspec
 import numpy as np
 import pytest
 from engine_requests import BFLOAT16, FACTS, answer, request, until
-from scripted_http import closing
+from scripted_http import closing, scripted
 
 from pixelgate.engines import vllm_http
 from pixelgate.engines.connect import engine as connect
-from pixelgate.engines.engine import Delta, EngineFacts
+from pixelgate.engines.engine import Delta, EngineFacts, TokenLogprob
 from pixelgate.engines.vllm_http import VllmHttpEngine
 from pixelgate.errors import (
     ConfigError,
@@ -27,6 +30,12 @@ from pixelgate.errors import (
 from pixelgate.testing.strict_http import StrictHttpEngine
 
 REPLY = (10, 11, 12, 999)
+
+
+async def rendering(server):
+    """What the server makes of a picture."""
+    async with httpx.AsyncClient(base_url=server.url.removeprefix("vllm+")) as asking:
+        return (await asking.post("/v1/chat/completions/render", json={})).json()
 
 
 def client(server, **options):
@@ -197,6 +206,60 @@ async def test_an_abort_from_elsewhere_is_a_finish_reason():
         await until(lambda: server.running)
         server.running["r-1"].set()
         assert await task == [Delta((), "abort", prompt_tokens=3)]
+
+
+@pytest.mark.parametrize("stream", [True, False])
+async def test_several_answers_with_their_log_probabilities(stream):
+    async with StrictHttpEngine(FACTS, reply_ids=REPLY) as server, client(server) as engine:
+        deltas = await answer(engine, request(n=2, temperature=1.0, logprobs=2, stream=stream))
+    for index in range(2):
+        own = [delta for delta in deltas if delta.index == index]
+        assert tuple(token for delta in own for token in delta.token_ids) == REPLY
+        assert [delta.finish_reason for delta in own] == [None] * (len(own) - 1) + ["stop"]
+        assert own[-1].completion_tokens == len(REPLY)
+        assert tuple(entry for delta in own for entry in delta.logprobs) == tuple(
+            TokenLogprob(token, -0.5, ((token, -0.5), (token + 1, -1.5))) for token in REPLY
+        )
+    assert deltas[-1].prompt_tokens == len(request().token_ids)
+
+
+async def test_of_log_probabilities_without_alternatives_there_are_none():
+    async with StrictHttpEngine(FACTS, reply_ids=REPLY) as server, client(server) as engine:
+        deltas = await answer(engine, request(logprobs=0))
+    assert [delta.logprobs for delta in deltas] == [(TokenLogprob(token, -0.5),) for token in REPLY]
+
+
+async def test_an_engine_that_came_back_with_another_model_is_not_sent_anything(caplog):
+    cards = {"data": [{"id": "m", "max_model_len": 512, "root": "/models/first"}]}
+    async with StrictHttpEngine(FACTS, reply_ids=REPLY) as server:
+        smallest = msgspec.json.encode(await rendering(server))
+
+        def models(root):
+            return json.dumps({"data": [{**cards["data"][0], "root": root}]}).encode()
+
+        path = "/v1/chat/completions/render"
+        async with (
+            scripted({"/v1/models": models("/models/first"), path: smallest}) as script,
+            closing(VllmHttpEngine(f"vllm+http://127.0.0.1:{script.port}")) as engine,
+        ):
+            assert (await engine.describe()).checkpoint == "/models/first"
+            script.answers["/v1/models"] = models("/models/second")
+            with pytest.raises(EngineError, match="another model"):
+                await engine.describe()
+            with pytest.raises(EngineUnreachableError, match="another model"):
+                await answer(engine, request())
+            assert caplog.text.count("checkpoint is /models/second, not /models/first") == 1
+            script.answers["/v1/models"] = models("/models/first")
+            assert await engine.describe()
+        assert "/inference/v1/generate" not in script.asked
+
+
+async def test_a_request_above_what_the_engine_takes_now_is_not_sent():
+    async with StrictHttpEngine(FACTS, reply_ids=REPLY) as server, client(server) as engine:
+        server.facts = replace(FACTS, max_context=5)
+        with pytest.raises(EngineUnreachableError, match="fewer than 5 tokens"):
+            await answer(engine, request("uint8"))
+    assert not server.requests
 
 
 async def test_a_client_that_was_closed_opens_again():

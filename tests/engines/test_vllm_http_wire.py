@@ -12,7 +12,7 @@ from engine_requests import FACTS, PAD, images, prompt, request
 from smg_grpc_proto.generated import vllm_engine_pb2 as pb
 
 from pixelgate.engines import vllm_http_wire, vllm_wire
-from pixelgate.engines.engine import EngineRequest, Images, Sampling, Span
+from pixelgate.engines.engine import Constraint, EngineRequest, Images, Sampling, Span
 from pixelgate.engines.vllm_http_wire import encode, refuse_masks
 from pixelgate.engines.vllm_item import RAW
 from pixelgate.errors import NotCarriedError, RequestError, TooLargeError
@@ -94,6 +94,10 @@ def test_sampling_parameters_are_those_of_vllm():
         seed=3,
         stop=("x",),
         ignore_eos=True,
+        include_stop_str_in_output=True,
+        n=3,
+        logprobs=0,
+        logit_bias=((5, -100.0), (7, 2.5)),
     )
     found = body(EngineRequest("r", (1,), sent))["sampling_params"]
     assert found == {
@@ -108,14 +112,46 @@ def test_sampling_parameters_are_those_of_vllm():
         "stop_token_ids": [],
         "ignore_eos": True,
         "skip_special_tokens": True,
+        "include_stop_str_in_output": True,
+        "n": 3,
+        "logprobs": 0,
+        "logit_bias": {"5": -100.0, "7": 2.5},
         "detokenize": True,
     }
     assert body(request())["sampling_params"]["detokenize"] is False
 
 
-def test_a_penalty_of_zero_is_refused():
-    with pytest.raises(RequestError, match="repetition_penalty"):
-        encode(request(repetition_penalty=0.0), "m")
+@pytest.mark.parametrize(
+    ("constraint", "structured"),
+    [
+        (Constraint("json_object"), {"json_object": True}),
+        (Constraint("json_schema", '{"type": "object"}'), {"json": '{"type": "object"}'}),
+        (Constraint("regex", "[0-9]+"), {"regex": "[0-9]+"}),
+        (Constraint("grammar", "root ::= x"), {"grammar": "root ::= x"}),
+        (Constraint("structural_tag", "{}"), {"structural_tag": "{}"}),
+        (Constraint("choice", ("yes", "no")), {"choice": ["yes", "no"]}),
+    ],
+)
+def test_what_an_answer_must_be_is_that_of_the_grpc_service(constraint, structured):
+    more = {"logit_bias": ((5, 1.5),), "include_stop_str_in_output": True}
+    sent = request(constraint=constraint, temperature=1.0, n=2, logprobs=3, **more)
+    assert body(sent)["sampling_params"]["structured_outputs"] == structured
+    received, _ = message(body(sent), {}, FACTS)
+    assert received == pb.GenerateRequest.FromString(vllm_wire.encode(sent))
+
+
+@pytest.mark.parametrize(
+    ("sampling", "param"),
+    [
+        ({"repetition_penalty": 0.0}, "repetition_penalty"),
+        ({"n": 2, "temperature": 0.0}, "n"),
+        ({"min_tokens": 9, "max_tokens": 8}, "min_tokens"),
+    ],
+)
+def test_what_vllm_refuses_is_refused_by_name(sampling, param):
+    with pytest.raises(RequestError, match=param) as caught:
+        encode(request(**sampling), "m")
+    assert caught.value.param == param
 
 
 def test_a_picture_above_the_limit_of_msgpack_is_refused(monkeypatch):

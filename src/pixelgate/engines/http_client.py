@@ -53,11 +53,12 @@ class _Failure(msgspec.Struct):
 
 
 class Card(msgspec.Struct):
-    """A model in an engine's list. ``parent`` is the model that an adapter belongs to."""
+    """A model in an engine's list: ``parent`` is the model that an adapter belongs to, ``root`` its weights' path."""
 
     id: str
     max_model_len: int | None = None
     parent: str | None = None
+    root: str | None = None
 
 
 class _Models(msgspec.Struct):

@@ -10,16 +10,15 @@ from base64 import b64encode
 from collections import OrderedDict
 from collections.abc import AsyncGenerator, Collection, Iterable, Mapping
 from contextlib import aclosing
-from dataclasses import fields
-from typing import Any, cast, get_args
+from dataclasses import fields, replace
+from typing import Any, cast
 
 import msgspec
 from PIL import Image
 
 from pixelgate.engines import sse
-from pixelgate.engines.engine import Delta, EngineFacts, EngineRequest, FinishReason, Sampling
+from pixelgate.engines.engine import Delta, EngineFacts, EngineRequest, Sampling, misfit
 from pixelgate.engines.http_client import (
-    ErrorBody,
     FailedInsideError,
     HttpClient,
     base_url,
@@ -28,6 +27,8 @@ from pixelgate.engines.http_client import (
     read,
 )
 from pixelgate.engines.render import rendered
+from pixelgate.engines.same_model import SameModel
+from pixelgate.engines.vllm_http_replies import Answers, Reply, Usage
 from pixelgate.engines.vllm_http_wire import encode, refuse_masks
 from pixelgate.errors import EngineError, EngineUnavailableError, EngineUnreachableError, PixelgateError
 
@@ -35,6 +36,7 @@ SCHEMES = ("vllm+http", "vllm+https")
 
 _PIXELS = ("uint8", "float32", "bfloat16", "float16")
 _SAMPLING = tuple(field.name for field in fields(Sampling))
+_INCOMPLETE = "The engine ended its answer before it was complete."
 _MODELS, _RENDER, _GENERATE = "/v1/models", "/v1/chat/completions/render", "/inference/v1/generate"
 _ENCODE_IN_THREAD_FROM = 1 << 20  # bytes; below, the copy is quicker than the way to a thread
 # An engine takes longer than this to start, so one that has answered since is the same one.
@@ -42,25 +44,6 @@ _FACTS_LAST = 15.0
 _REMEMBERED = 4096  # hashes; what an engine has forgotten of them costs it one short answer
 
 log = logging.getLogger(__name__)
-
-
-class _Choice(msgspec.Struct):
-    token_ids: list[int] | None = None
-    finish_reason: str | None = None
-    stop_reason: int | str | None = None
-
-
-class _Usage(msgspec.Struct):
-    prompt_tokens: int = 0
-    completion_tokens: int | None = None
-
-
-class _Answer(msgspec.Struct):
-    """A whole answer, or an event of a streamed one."""
-
-    choices: list[_Choice] = []
-    usage: _Usage | None = None
-    error: ErrorBody | None = None
 
 
 class VllmHttpEngine:
@@ -94,6 +77,7 @@ class VllmHttpEngine:
         )
         self._model, self._name = model, name
         self._facts: EngineFacts | None = None
+        self._same = SameModel(url)
         self._answered = 0.0  # when it answered last, and so was the engine of these facts
         self._sent: OrderedDict[str, None] = OrderedDict()  # hashes of pictures that it has seen, oldest first
 
@@ -105,18 +89,21 @@ class VllmHttpEngine:
     async def describe(self) -> EngineFacts:
         """Ask the engine for its facts: of its model, and by a tiny picture how it wants pixels.
 
-        Raises EngineUnavailableError when it is down or not ready.
+        Raises EngineUnavailableError when it is down or not ready, EngineError when it came back with another model
+        than it had when it was asked first.
         """
+        self._facts = None
         if await self._client.status("/health") != 200:
             raise EngineUnavailableError("The engine is not ready to take requests.")
         card = chosen(self._client.cards(*await self._client.ask(_MODELS)), self._model, self._name)
         dtype = await self._pixel_dtype(card.id)
-        if self._facts is None:
+        if not self._same.known:
             log.info("%s is vLLM %s", self._url, await self._version())
         # /v1/models says nothing of the model's kind
-        self._facts = EngineFacts(card.id, "", cast(Any, dtype), max_context=card.max_model_len)
-        self._answered = time.monotonic()
-        return self._facts
+        facts = EngineFacts(card.id, "", cast(Any, dtype), max_context=card.max_model_len, checkpoint=card.root or "")
+        self._same.check(facts)
+        self._facts, self._answered = facts, time.monotonic()
+        return facts
 
     async def healthy(self) -> bool:
         """Whether the engine takes requests now. Never raises."""
@@ -165,33 +152,37 @@ class VllmHttpEngine:
 
     async def _answer(self, request: EngineRequest, box: list[bytes]) -> AsyncGenerator[Delta, None]:
         async with self._client.post(_GENERATE, box) as response:
+            answers, last, usage = Answers(request), None, None
             if not request.stream:
-                answer = self._checked(await read(response))
-                yield _last(answer, answer.usage, 0)
+                reply = self._checked(await read(response))
+                deltas = [delta for choice in reply.choices if (delta := answers.push(choice)) is not None]
+                if not answers.complete:
+                    raise EngineError(_INCOMPLETE)
+                for delta in deltas:
+                    yield _counted(delta, reply.usage)
                 return
-            count, last, usage = 0, None, None
             async with aclosing(cast("AsyncGenerator[bytes, None]", sse.payloads(response.content.iter_any()))) as data:
                 async for payload in data:
                     if payload == sse.DONE:
                         break
-                    answer = self._checked(payload)
-                    usage = answer.usage or usage
-                    if answer.choices and answer.choices[0].finish_reason:
-                        last = answer
-                    elif ids := answer.choices and answer.choices[0].token_ids:
-                        count += len(ids)
-                        yield Delta(tuple(ids), prompt_tokens=len(request.token_ids), completion_tokens=count)
+                    reply = self._checked(payload)
+                    usage = reply.usage or usage
+                    for delta in map(answers.push, reply.choices):
+                        if answers.complete:
+                            last = delta
+                        elif delta is not None:
+                            yield delta
             if last is None:
-                raise EngineError("The engine ended its answer before it was complete.")
-            yield _last(last, usage, count)
+                raise EngineError(_INCOMPLETE)
+            yield _counted(last, usage)
 
-    def _checked(self, data: bytes) -> _Answer:
-        """An answer that is one; errors come in the middle of a stream, too."""
-        answer = cast(_Answer, decoded(data, _Answer))
-        if answer.error is not None:
-            code = answer.error.code
+    def _checked(self, data: bytes) -> Reply:
+        """A reply that is one; errors come in the middle of a stream, too."""
+        reply = cast(Reply, decoded(data, Reply))
+        if reply.error is not None:
+            code = reply.error.code
             raise self._client.failure(code if isinstance(code, int) else 500, data)
-        return answer
+        return reply
 
     async def _ready_for(self, request: EngineRequest) -> EngineFacts:
         """The engine's facts, which ``request`` fits. Only after this can a request have reached the engine."""
@@ -203,8 +194,8 @@ class VllmHttpEngine:
                 facts = await self.describe()
             except EngineError as error:
                 raise EngineUnreachableError(error.message) from None
-        if request.images is not None and request.images.tensors[0].dtype != facts.pixel_dtype:
-            raise EngineUnreachableError("The engine wants the pictures of this request in another form.")
+        if reason := misfit(request, facts):
+            raise EngineUnreachableError(reason)
         return facts
 
     async def _pixel_dtype(self, model: str) -> str:
@@ -250,20 +241,9 @@ async def _encoded(request: EngineRequest, model: str, known: Collection[str]) -
     return encode(request, model, known)
 
 
-def _last(answer: _Answer, usage: _Usage | None, count: int) -> Delta:
-    """The delta that ends an answer, ``count`` tokens of which came before."""
-    if not answer.choices or answer.choices[0].finish_reason not in get_args(FinishReason):
-        raise EngineError("The engine ended its answer with an error.")
-    choice = answer.choices[0]
-    ids = tuple(choice.token_ids or ())
-    usage = usage or _Usage()
-    return Delta(
-        ids,
-        cast(FinishReason, choice.finish_reason),
-        usage.prompt_tokens,
-        usage.completion_tokens or count + len(ids),
-        choice.stop_reason,
-    )
+def _counted(delta: Delta, usage: Usage | None) -> Delta:
+    """The end of an answer, with the prompt as the engine counts it."""
+    return replace(delta, prompt_tokens=usage.prompt_tokens if usage else 0)
 
 
 def _probe() -> str:

@@ -13,7 +13,8 @@ import pybase64
 
 from pixelgate.engines.engine import EngineRequest, Images, Sampling
 from pixelgate.engines.vllm_item import parted
-from pixelgate.errors import NotCarriedError, RequestError, TooLargeError
+from pixelgate.engines.vllm_sampling import refuse_impossible, top_p
+from pixelgate.errors import NotCarriedError, TooLargeError
 
 MAX_PICTURE_BYTES = (1 << 32) - 1  # msgpack's own limit
 
@@ -27,8 +28,9 @@ _OPTIONAL_SAMPLING = (
     "max_tokens",
     "min_tokens",
     "seed",
+    "logprobs",
 )
-_SMALLEST_TOP_P = 1e-6
+_STRUCTURED = {"json_schema": "json"}  # where vLLM's name of a constraint is another than ours
 
 
 def refuse_masks(request: EngineRequest) -> None:
@@ -93,16 +95,23 @@ def _item(images: Images, number: int) -> Iterator[bytes]:
 
 
 def _sampling(sampling: Sampling) -> dict[str, Any]:
-    if sampling.repetition_penalty == 0:
-        raise RequestError("repetition_penalty must be greater than 0.", param="repetition_penalty")
+    refuse_impossible(sampling)
     values: dict[str, Any] = {
         "temperature": sampling.temperature,
         "skip_special_tokens": sampling.skip_special_tokens,
         "ignore_eos": sampling.ignore_eos,
         "stop": sampling.stop,
         "stop_token_ids": sampling.stop_token_ids,
+        "include_stop_str_in_output": sampling.include_stop_str_in_output,
         "detokenize": bool(sampling.stop),  # the gateway writes the text; the engine needs it to find stop strings
     }
+    if sampling.n > 1:
+        values["n"] = sampling.n
     if sampling.top_p is not None:
-        values["top_p"] = max(sampling.top_p, _SMALLEST_TOP_P)  # 0 is refused there
+        values["top_p"] = top_p(sampling)
+    if sampling.logit_bias:
+        values["logit_bias"] = dict(sampling.logit_bias)
+    if (constraint := sampling.constraint) is not None:
+        kind = _STRUCTURED.get(constraint.kind, constraint.kind)
+        values["structured_outputs"] = {kind: True if kind == "json_object" else constraint.value}
     return values | {name: v for name in _OPTIONAL_SAMPLING if (v := getattr(sampling, name)) is not None}

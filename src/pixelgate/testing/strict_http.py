@@ -13,7 +13,7 @@ from __future__ import annotations
 import asyncio
 import math
 import sys
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from typing import Any, Self
 
 import msgspec
@@ -21,7 +21,7 @@ import pybase64
 from aiohttp import web
 from smg_grpc_proto.generated import vllm_engine_pb2 as pb
 
-from pixelgate.testing.strict_engine import StrictEngine, main, set_within
+from pixelgate.testing.strict_engine import StrictEngine, logprobs, main, set_within
 from pixelgate.testing.strict_http_rules import RAW, Item, UnknownItemError, message
 from pixelgate.testing.strict_layouts import Refused
 from pixelgate.testing.strict_rules import StrictFacts, check
@@ -92,7 +92,9 @@ class StrictHttpEngine(StrictEngine):
         return web.json_response({"version": "strict"})
 
     async def _models(self, request: web.Request) -> web.Response:
-        card = {"id": self._name, "object": "model", "parent": None, "max_model_len": self.facts.max_context}
+        root = str(self.checkpoint) if self.checkpoint else None
+        length = self.facts.max_context
+        card = {"id": self._name, "object": "model", "root": root, "parent": None, "max_model_len": length}
         return web.json_response({"object": "list", "data": [card]})
 
     @property
@@ -132,8 +134,9 @@ class StrictHttpEngine(StrictEngine):
                 return await _events(request, self._answer(received, abort))
             objects = [part async for part in self._answer(received, abort)]
             choices = [choice for part in objects for choice in part["choices"]]
-            whole = {**choices[-1], "token_ids": [id_ for choice in choices for id_ in choice["token_ids"]]}
-            return web.json_response({**objects[-1], "choices": [whole]})
+            answers = range(max(received.sampling_params.n, 1))
+            wholes = [_whole([choice for choice in choices if choice["index"] == index]) for index in answers]
+            return web.json_response({**objects[-1], "choices": wholes})
         except asyncio.CancelledError:
             self.cancelled.append(name)
             raise
@@ -141,7 +144,9 @@ class StrictHttpEngine(StrictEngine):
             del self.running[name]
 
     async def _answer(self, request: pb.GenerateRequest, abort: asyncio.Event) -> AsyncIterator[dict[str, Any]]:
+        """The same reply for each of the answers asked for, a token of each at a time."""
         sampling, count, finish, matched = request.sampling_params, 0, None, None
+        answers = max(sampling.n, 1)
         for token in self.reply_ids:
             ids: list[int] = []
             if await set_within(abort, self.delay):
@@ -154,13 +159,40 @@ class StrictHttpEngine(StrictEngine):
                     finish = "length"
                 elif count == len(self.reply_ids):
                     finish = "stop"
-            choice = {"index": 0, "token_ids": ids, "finish_reason": finish, "stop_reason": matched}
-            yield {"request_id": request.request_id, "choices": [choice], "usage": None}
+            choice = {
+                "token_ids": ids,
+                "finish_reason": finish,
+                "stop_reason": matched,
+                "logprobs": _told(ids, sampling),
+            }
+            for index in range(answers):
+                yield {"request_id": request.request_id, "choices": [{"index": index, **choice}], "usage": None}
             if finish:
                 break
-        tokens = len(request.tokenized.input_ids)
-        usage = {"prompt_tokens": tokens, "completion_tokens": count, "total_tokens": tokens + count}
+        tokens, made = len(request.tokenized.input_ids), count * answers
+        usage = {"prompt_tokens": tokens, "completion_tokens": made, "total_tokens": tokens + made}
         yield {"request_id": request.request_id, "choices": [], "usage": usage}
+
+
+def _told(ids: Sequence[int], sampling: pb.SamplingParams) -> dict[str, Any] | None:
+    """Log-probabilities in vLLM's form over HTTP, which of alternatives has one also where none is asked for."""
+    if (told := logprobs(ids, sampling)) is None:
+        return None
+    content = [
+        {"token_id": token, "logprob": logprob, "rank": 1, "top_logprobs": [{"token_id": token, "logprob": logprob}]}
+        for token, logprob in zip(told.token_ids, told.token_logprobs, strict=True)
+    ]
+    for entry, top in zip(content, told.top_logprobs, strict=False):
+        pairs = zip(top.token_ids, top.values, strict=True)
+        entry["top_logprobs"] = [{"token_id": token, "logprob": logprob} for token, logprob in pairs]
+    return {"content": content}
+
+
+def _whole(choices: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """The pieces of one answer as one."""
+    content = [entry for choice in choices if choice["logprobs"] for entry in choice["logprobs"]["content"]]
+    ids = [id_ for choice in choices for id_ in choice["token_ids"]]
+    return {**choices[-1], "token_ids": ids, "logprobs": {"content": content} if content else None}
 
 
 def _nulls(body: dict[str, Any]) -> int:

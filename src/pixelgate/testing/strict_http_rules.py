@@ -71,13 +71,25 @@ def _sampling(made: pb.SamplingParams, values: Any) -> None:
     need(detokenize or not values.get("stop"), "stop strings are not found without detokenize")
     for name, value in values.items():
         try:
-            if isinstance(value, list):
+            if name == "logit_bias":
+                made.logit_bias.update({int(token): bias for token, bias in value.items()})
+            elif name == "structured_outputs":
+                _constrain(made, value)
+            elif isinstance(value, list):
                 getattr(made, name).extend(value)
             else:
                 # -1 is "all tokens" in JSON, where the message has 0
                 setattr(made, name, 0 if name == "top_k" and value == -1 else value)
         except (AttributeError, TypeError, ValueError):
             raise Refused(f"sampling_params.{name} is not expected, or has no value that can be") from None
+
+
+def _constrain(made: pb.SamplingParams, values: Mapping[str, Any]) -> None:
+    ((kind, value),) = values.items()
+    if kind == "choice":
+        made.choice.choices.extend(value)
+    else:
+        setattr(made, {"json": "json_schema"}.get(kind, kind), value)
 
 
 def _features(
