@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from contextlib import aclosing
+from dataclasses import replace
 
 import pytest
 from engine_requests import BFLOAT16, FACTS, answer, free_port, request, until
@@ -13,14 +14,16 @@ from pixelgate.engines.fleet import Fleet
 from pixelgate.engines.vllm_grpc import VllmGrpcEngine
 from pixelgate.errors import (
     ConfigError,
+    EngineDeclinedError,
     EngineError,
     EngineUnavailableError,
     EngineUnreachableError,
+    NotCarriedError,
     RequestError,
 )
 from pixelgate.testing.strict_engine import StrictEngine
 
-UINT8 = EngineFacts("m", "qwen2_vl", "uint8", max_context=100, max_images=4)
+UINT8 = EngineFacts("m", "qwen2_vl", "uint8", max_context=100, max_images=4, vocab_size=151936)
 
 
 class Scripted:
@@ -118,6 +121,153 @@ async def test_a_request_that_may_have_ended_an_engine_is_not_sent_to_the_next(f
     assert sum(engine.got for engine in engines) == 1
 
 
+async def test_a_request_that_an_engine_turned_away_goes_to_another_and_the_engine_stays():
+    engines, fleet = three()
+    await fleet.connect()
+    engines[0].failure = engines[1].failure = EngineDeclinedError("full")
+    assert [await ask(fleet) for _ in range(6)] == ["c"] * 6
+    assert (engines[0].got, engines[1].got) == (2, 4)  # their turn, and of b those that a had turned away
+    engines[2].failure = EngineDeclinedError("full")
+    with pytest.raises(EngineUnavailableError, match="No engine"):
+        await ask(fleet)
+    for engine in engines:
+        engine.failure = None
+    assert [engine.asked for engine in engines] == [1, 1, 1]
+    assert {await ask(fleet) for _ in range(3)} == {"a", "b", "c"}
+
+
+async def test_an_engine_on_which_requests_fail_in_a_row_is_left_alone_for_a_while(caplog):
+    engine = Scripted("a")
+    fleet = Fleet([engine], breaker_failures=3, breaker_pause=0.2)
+    await fleet.connect()
+    engine.failure = EngineError("internal")
+    for _ in range(3):
+        with pytest.raises(EngineError, match="internal"):
+            await ask(fleet)
+    for _ in range(3):
+        with pytest.raises(EngineUnavailableError):
+            await ask(fleet)
+    assert engine.got == 3
+    assert "test://a failed on 3 requests in a row and is left alone for 0.2 seconds" in caplog.text
+    assert fleet.troubles == ["internal"]
+    assert not await fleet.healthy()
+    await asyncio.sleep(0.2)
+    with pytest.raises(EngineError, match="internal"):  # one more is tried, and it fails
+        await ask(fleet)
+    with pytest.raises(EngineUnavailableError):
+        await ask(fleet)
+    await asyncio.sleep(0.2)
+    engine.failure = None
+    assert await ask(fleet) == "a"
+    assert fleet.troubles == []
+    engine.failure = EngineError("internal")  # a good answer has closed the breaker
+    for _ in range(3):
+        with pytest.raises(EngineError, match="internal"):
+            await ask(fleet)
+
+
+async def test_requests_that_fail_together_are_one_failure():
+    engine = Scripted("a")
+    fleet = Fleet([engine], breaker_failures=2)
+    await fleet.connect()
+    engine.dies_after_a_delta = True
+    engine.hold.clear()
+    together = [asyncio.create_task(ask(fleet)) for _ in range(5)]
+    await until(lambda: engine.got == 5)
+    engine.hold.set()
+    assert all(isinstance(e, EngineUnavailableError) for e in await asyncio.gather(*together, return_exceptions=True))
+    engine.dies_after_a_delta = False
+    assert await ask(fleet) == "a"
+
+
+def with_picture(name):
+    sent = request("uint8")
+    return replace(sent, images=replace(sent.images, hashes=(name, "0" * 64)))
+
+
+async def test_round_robin_takes_turns_whatever_is_under_way():
+    engines, fleet = three(balance="round-robin")
+    await fleet.connect()
+    engines[0].hold.clear()
+    busy = [asyncio.create_task(ask(fleet)) for _ in range(9)]
+    await until(lambda: sum(engine.got for engine in engines) == 9)
+    assert [engine.got for engine in engines] == [3, 3, 3]
+    engines[0].hold.set()
+    assert sorted(await asyncio.gather(*busy)) == ["a"] * 3 + ["b"] * 3 + ["c"] * 3
+
+
+async def test_a_picture_goes_where_it_went_before():
+    engines, fleet = three(balance="image-affinity")
+    await fleet.connect()
+
+    async def went(name):
+        return (await answer(fleet, with_picture(name)))[-1].matched_stop
+
+    names = [f"{number:064x}" for number in range(60)]
+    first = [await went(name) for name in names]
+    assert [await went(name) for name in names] == first
+    assert all(first.count(engine) > 8 for engine in "abc")
+    engines[1].up = False
+    await fleet.healthy()
+    second = [await went(name) for name in names]
+    assert all(now == then for now, then in zip(second, first, strict=True) if then != "b")  # the others stay
+    assert set(second) == {"a", "c"}
+    assert {await ask(fleet) for _ in range(3)} == {"a", "c"}  # a text has no picture
+
+
+async def test_every_engine_is_looked_at_again_and_again():
+    engines, fleet = three(look_interval=0.01, probe_interval=0.0)
+    await fleet.connect()
+    engines[0].up = False
+    await until(lambda: fleet.troubles == ["down"])
+    engines[0].up = True
+    await until(lambda: fleet.troubles == [])
+    await fleet.close()
+
+
+async def test_a_look_that_fails_is_not_the_last(caplog):
+    engines, fleet = three(look_interval=0.01, probe_interval=0.0)
+    await fleet.connect()
+    real, engines[0].healthy = engines[0].healthy, None  # a mistake of ours
+    await until(lambda: "a look at the engines failed" in caplog.text)
+    engines[0].healthy = real
+    engines[1].up = False
+    await until(lambda: fleet.troubles)
+    await fleet.close()
+
+
+async def test_engines_come_and_go(caplog):
+    caplog.set_level("INFO")
+    engines = [Scripted(name) for name in "abc"]
+    found = engines[:2]
+
+    async def find():
+        if not found:
+            raise ConfigError("what is that?")
+        return list(found)
+
+    fleet = Fleet([], find=find, look_interval=0.01, probe_interval=0.0)
+    await fleet.connect()
+    assert {await ask(fleet) for _ in range(4)} == {"a", "b"}
+    engines[0].hold.clear()
+    busy = [asyncio.create_task(ask(fleet)) for _ in range(2)]
+    await until(lambda: engines[0].got == 3)
+    found[:] = engines[1:]
+    await until(lambda: engines[2].asked)
+    assert {await ask(fleet) for _ in range(4)} == {"b", "c"}
+    assert engines[0].closed == 0  # it has not finished
+    engines[0].hold.set()
+    assert "a" in await asyncio.gather(*busy)
+    await until(lambda: engines[0].closed == 1)
+    found[:] = engines[2:]
+    await until(lambda: engines[1].closed == 1)  # nothing was under way
+    assert "test://b is no longer an engine of this model" in caplog.text
+    found.clear()
+    await until(lambda: "the engines that were found last are kept: what is that?" in caplog.text)
+    assert await ask(fleet) == "c"
+    await fleet.close()
+
+
 async def test_an_engine_that_dies_after_a_delta_is_not_replaced():
     engines, fleet = three()
     await fleet.connect()
@@ -156,22 +306,100 @@ async def test_after_a_failure_an_engine_is_asked_for_its_facts_again():
     assert engine.asked == 2
 
 
-async def test_an_engine_that_comes_back_different_is_left_out(caplog):
+BFLOAT = replace(UINT8, pixel_dtype="bfloat16")
+
+
+async def came_back(fleet, engine, facts):
+    """Let an engine fail, and be another when it is asked again."""
+    engine.failure, engine.facts = EngineError("internal"), facts
+    await asyncio.gather(*(ask(fleet) for _ in fleet._members), return_exceptions=True)
+    engine.failure = None
+    return await fleet.healthy()
+
+
+@pytest.mark.parametrize(
+    ("facts", "why"),
+    [
+        (BFLOAT, "one wants bfloat16 pixels, another uint8"),
+        (replace(UINT8, model_type="qwen3_vl"), "model_type is qwen3_vl, not qwen2_vl"),
+        (replace(UINT8, vocab_size=99), "vocab_size is 99, not 151936"),
+    ],
+)
+async def test_an_engine_that_comes_back_different_is_left_out(caplog, facts, why):
     engines, fleet = three(probe_interval=0.0)
     await fleet.connect()
-    engines[0].failure = EngineError("internal")
-    outcomes = await asyncio.gather(*(ask(fleet) for _ in range(3)), return_exceptions=True)
-    assert sum(isinstance(outcome, EngineError) for outcome in outcomes) == 1
-    engines[0].failure = None
-    engines[0].facts = EngineFacts("m", "qwen2_vl", "bfloat16", max_context=50, max_images=4)
-    assert await fleet.healthy()
+    assert await came_back(fleet, engines[0], facts)
     assert {await ask(fleet) for _ in range(6)} == {"b", "c"}
-    assert "test://a is left out" in caplog.text
-    assert "pixel_dtype is bfloat16, not uint8; max_context is 50, less than 100" in caplog.text
+    assert f"test://a cannot be used: It does not fit the others: {why}." in caplog.text
     assert await fleet.healthy()
+    assert fleet.facts == UINT8
     engines[0].facts = UINT8
     await fleet.healthy()
     assert {await ask(fleet) for _ in range(3)} == {"a", "b", "c"}
+
+
+async def test_what_one_protocol_cannot_carry_goes_to_an_engine_of_another():
+    engines, fleet = three()
+    await fleet.connect()
+    engines[0].failure = engines[1].failure = NotCarriedError("not by this one")
+    assert {await ask(fleet) for _ in range(3)} == {"c"}
+    assert not fleet.troubles
+    engines[2].failure = NotCarriedError("not by this one either")
+    with pytest.raises(NotCarriedError):
+        await ask(fleet)
+
+
+async def test_an_engine_that_does_not_tell_its_model_fits_any():
+    silent = replace(UINT8, model_type="", vocab_size=None)
+    fleet = Fleet([Scripted("a", silent), Scripted("b", replace(UINT8, vocab_size=9)), Scripted("c", silent)])
+    assert await fleet.connect() == replace(UINT8, vocab_size=9)
+    fleet = Fleet([Scripted("a", silent), Scripted("b"), Scripted("c", replace(UINT8, model_type="qwen3_vl"))])
+    with pytest.raises(ConfigError, match="model_type is qwen3_vl"):
+        await fleet.connect()
+
+
+async def test_engines_that_all_come_back_with_other_pixels_are_believed():
+    engines, fleet = three(probe_interval=0.0)
+    await fleet.connect()
+    for engine in engines:
+        engine.up = False
+    assert not await fleet.healthy()
+    assert fleet.facts == UINT8  # what held last, while nobody says otherwise
+    for engine in engines:
+        engine.up, engine.facts = True, BFLOAT
+    assert await fleet.healthy()
+    assert fleet.facts == BFLOAT
+    assert {await ask(fleet) for _ in range(3)} == {"a", "b", "c"}
+
+
+async def test_an_engine_that_comes_back_alone_with_another_model_is_left_out_all_the_same():
+    engine = Scripted("a")
+    fleet = Fleet([engine], probe_interval=0.0)
+    await fleet.connect()
+    assert not await came_back(fleet, engine, replace(UINT8, model_type="qwen3_vl"))
+    with pytest.raises(EngineUnavailableError):
+        await ask(fleet)
+    assert fleet.facts == UINT8
+
+
+async def test_an_engine_that_comes_back_smaller_makes_the_fleet_smaller(caplog):
+    engines, fleet = three(probe_interval=0.0)
+    await fleet.connect()
+    assert await came_back(fleet, engines[1], replace(UINT8, max_context=50))
+    assert fleet.facts == replace(UINT8, max_context=50)
+    assert "since test://b is there requests are made for other engines: max_context is 50, was 100" in caplog.text
+    assert {await ask(fleet) for _ in range(3)} == {"a", "b", "c"}
+
+
+async def test_mixed_shapes_are_for_fleets_of_engines_that_all_take_them():
+    for other in (True, False):
+        fleet = Fleet([Scripted("a"), Scripted("b", replace(UINT8, takes_mixed_shapes=other))])
+        assert (await fleet.connect()).takes_mixed_shapes is other
+
+
+async def test_one_model_may_have_several_paths():
+    fleet = Fleet([Scripted(name, replace(UINT8, checkpoint=f"/{name}")) for name in "ab"])
+    assert (await fleet.connect()).model_type == "qwen2_vl"
 
 
 async def test_limits_are_those_that_hold_for_every_engine():
@@ -184,10 +412,13 @@ async def test_limits_are_those_that_hold_for_every_engine():
     assert await fleet.connect() == EngineFacts("m", "qwen2_vl", "uint8", 100, 2, 9)
 
 
-@pytest.mark.parametrize(("model_type", "dtype"), [("qwen2_vl", "bfloat16"), ("qwen3_vl", "uint8")])
-async def test_engines_that_disagree_are_a_configuration_error(model_type, dtype):
-    fleet = Fleet([Scripted("a"), Scripted("b", EngineFacts("m", model_type, dtype))])
-    with pytest.raises(ConfigError, match=f"{model_type} with {dtype}"):
+@pytest.mark.parametrize(
+    ("facts", "why"),
+    [(BFLOAT, "one wants bfloat16"), (replace(UINT8, model_type="qwen3_vl"), "model_type is qwen3_vl")],
+)
+async def test_engines_that_disagree_are_a_configuration_error(facts, why):
+    fleet = Fleet([Scripted("a"), Scripted("b", facts)])
+    with pytest.raises(ConfigError, match=f"differ: {why}"):
         await fleet.connect()
 
 
@@ -252,9 +483,9 @@ async def test_close_closes_every_engine_and_ends_a_look_under_way():
     engines[0].failure = EngineUnreachableError("refused")
     await asyncio.gather(*(ask(fleet) for _ in range(3)))
     await ask(fleet)  # starts a look at the first engine, which never ends
-    before = asyncio.all_tasks()
+    assert len(asyncio.all_tasks()) == 3  # this one, and the looks at one engine and at all
     await fleet.close()
-    assert len(asyncio.all_tasks()) == len(before) - 1
+    assert len(asyncio.all_tasks()) == 1
     assert [engine.closed for engine in engines] == [1, 1, 1]
 
 

@@ -19,6 +19,8 @@ class ChatCall:
     body: Mapping[str, Any] = field(repr=False)
     nbytes: int = 0
     """About how large the body is: that of its pictures."""
+    picture: str = ""
+    """The identity of its first picture, if it has one."""
 
     @property
     def stream(self) -> bool:

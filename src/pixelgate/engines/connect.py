@@ -7,6 +7,7 @@ from typing import Any
 
 from pixelgate.engines import local, openai_http, vllm_grpc, vllm_http
 from pixelgate.engines.chat_engine import ChatEngine
+from pixelgate.engines.discovery import DNS, FILE
 from pixelgate.engines.engine import Engine, EngineWithFiles
 from pixelgate.errors import ConfigError
 
@@ -40,15 +41,22 @@ def engine(url: str, **deps: Any) -> Engine:
     """The engine that ``url`` names; nothing is connected yet.
 
     ``deps`` are what engines are built with: ``connect_timeout``, ``call_timeout`` and ``generate_timeout`` in
-    seconds; over HTTP ``model``, ``name`` and ``headers``; for an embedded one ``model_type``, ``encode`` (text to
-    token ids) and ``eos_token_id``. Raises ConfigError for an unknown scheme or a malformed address.
+    seconds; over gRPC ``shm``, whether shared memory may be used; over HTTP ``model``, ``name`` and ``headers``; for an
+    embedded one ``model_type``, ``encode`` (text to token ids) and ``eos_token_id``. Raises ConfigError for an unknown
+    scheme, a malformed address, or an engine that takes no tensors.
     """
-    return _BUILDERS[_scheme(url)](url, deps)
+    scheme = _scheme(url)
+    if scheme not in _BUILDERS:
+        raise ConfigError(f"{url} prepares pictures itself; here an engine is needed that takes tensors.")
+    return _BUILDERS[scheme](url, deps)
 
 
-def takes_chat(url: str) -> bool:
-    """Whether ``url`` names an engine that takes chat requests as clients write them. Raises ConfigError."""
-    return _scheme(url) in openai_http.SCHEMES
+def takes_chat(entry: str) -> bool:
+    """Whether ``entry``, a URL or a name of several, is of engines that take chat requests as clients write them.
+
+    Those of a file take tensors. Raises ConfigError.
+    """
+    return not entry.startswith(FILE) and _scheme(entry.removeprefix(DNS)) in openai_http.SCHEMES
 
 
 def chat_engine(url: str, **deps: Any) -> ChatEngine:
