@@ -57,10 +57,14 @@ def strict_engine(**settings):
 
 @asynccontextmanager
 async def gateway(engines, checkpoint=CHECKPOINT, bos="engine", **settings):
-    """``engines``: one engine's URL, for a model named demo, a URL for each model's name, or settings of models."""
-    engines = {"demo": engines} if isinstance(engines, str) else engines
-    if isinstance(engines, dict):
-        engines = [ModelSettings(str(checkpoint), (url,), name, bos=bos) for name, url in engines.items()]
+    """``engines``: one engine's URL, or several in a tuple, for a model named demo; or these for each model's name.
+
+    A list holds settings of models instead.
+    """
+    if not isinstance(engines, list):
+        engines = engines if isinstance(engines, dict) else {"demo": engines}
+        engines = {name: (urls,) if isinstance(urls, str) else urls for name, urls in engines.items()}
+        engines = [ModelSettings(str(checkpoint), urls, name, bos=bos) for name, urls in engines.items()]
     models = tuple(engines)
     settings = GatewaySettings(models=models, **{"port": 0, "workers": 2, "engine_wait": 5.0, **settings})
     app = create_app(settings, [opened for model in models for opened in open_both(model, settings)])

@@ -23,7 +23,8 @@ ONE_SIZE = {"pixtral", "mistral3"}
 @asynccontextmanager
 async def served(family, folder, **settings):
     complete(family, folder)
-    facts = {"vocab_size": 210_000, "device_normalize": family in DEVICE, "reply_ids": (5, 6)}
+    vocab_size = json.loads((folder / "config.json").read_text()).get("vocab_size", 210_000)
+    facts = {"vocab_size": vocab_size, "device_normalize": family in DEVICE, "reply_ids": (5, 6)}
     async with (
         StrictEngine(folder, **facts) as engine,
         gateway(engine.url, checkpoint=folder, **settings) as running,

@@ -33,7 +33,12 @@ async def test_an_engine_that_is_down(stream):
         assert (error["type"], error["code"]) == ("server_error", "engine_unavailable")
         assert "127.0.0.1" not in response.text
         health = await running.client.get("/health")
-        assert (health.status_code, health.json()) == (503, {"status": "unavailable", "models": {"demo": False}})
+        assert health.status_code == 503
+        assert health.json() == {
+            "status": "unavailable",
+            "models": {"demo": False},
+            "troubles": {"demo": ["The engine cannot be reached."]},
+        }
         assert (await running.client.get("/v1/models")).status_code == 200
         assert await running.metric("pixelgate_requests_total", path=PATH, status="503") == 1
         assert await running.metric("pixelgate_requests_in_flight") == 0
@@ -210,10 +215,48 @@ async def test_an_engine_of_another_model():
     )
 
 
+async def test_an_engine_of_another_vocabulary():
+    async with strict_engine(vocab_size=200_000) as engine:
+        message = await refused_at_start(opened(CHECKPOINT, engine.url))
+    assert "serve vocab_size 200000, but the checkpoint" in message
+
+
 async def test_engines_that_want_different_pixels():
     async with strict_engine() as one, strict_engine(device_normalize=False) as other:
         message = await refused_at_start(opened(CHECKPOINT, one.url, other.url))
-    assert "differ" in message
+    assert message == "The engines of one model differ: one wants bfloat16 pixels, another uint8."
+
+
+async def test_an_engine_that_comes_back_with_other_pixels_is_served_on():
+    content = [image(picture(56, 56))]
+    async with strict_engine() as engine, gateway(engine.url) as running:
+        assert (await running.ask(content)).status_code == 200
+        await engine.stop()
+        assert (await running.client.get("/health")).status_code == 503
+        port = int(engine.url.rpartition(":")[2])
+        async with strict_engine(device_normalize=False, port=port) as other:
+
+            async def served():
+                return (await running.ask(content)).status_code == 200
+
+            await until(served)
+            assert other.requests[-1].mm_inputs.pixel_values.dtype == "bfloat16"
+            assert {message.mm_inputs.pixel_values.dtype for message in other.requests} == {"bfloat16"}
+
+
+async def test_an_engine_that_comes_back_with_another_model_is_left_alone(caplog):
+    async with strict_engine() as engine, gateway(engine.url) as running:
+        assert (await running.ask()).status_code == 200
+        await engine.stop()
+        port = int(engine.url.rpartition(":")[2])
+        async with strict_engine(model_type="qwen2_vl", port=port) as other:
+
+            async def noticed():
+                assert (await running.ask()).status_code == 503
+                return "came back with another model: model_type is qwen2_vl, not qwen2_5_vl" in caplog.text
+
+            await until(noticed)
+            assert not other.requests
 
 
 @pytest.fixture

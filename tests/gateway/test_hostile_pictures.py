@@ -15,7 +15,7 @@ import pytest
 from PIL import Image
 from running import error_of, gateway, image, picture, strict_engine, text, until
 
-from pixelgate.gateway import app
+from pixelgate.gateway import chat
 from pixelgate.media.isolation import Isolation
 from pixelgate.media.policy import MediaPolicy
 
@@ -59,7 +59,7 @@ def bad_decoder(monkeypatch):
         made.append(Isolation(*arguments, command=BAD_DECODER))
         return made[-1]
 
-    monkeypatch.setattr(app, "Isolation", make)
+    monkeypatch.setattr(chat, "Isolation", make)
     return made
 
 

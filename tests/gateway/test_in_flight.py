@@ -10,7 +10,7 @@ import pytest
 from aiohttp import web
 from running import error_of, gateway, image, picture, strict_engine, tasks, until
 
-from pixelgate.gateway import app, chat
+from pixelgate.gateway import chat
 from pixelgate.gateway.budget import Budget
 from pixelgate.media.policy import MediaPolicy
 
@@ -24,7 +24,7 @@ def budgets(monkeypatch):
         made[unit] = Budget(unit, total, wait)
         return made[unit]
 
-    monkeypatch.setattr(app, "Budget", make)
+    monkeypatch.setattr(chat, "Budget", make)
     return made
 
 

@@ -316,6 +316,43 @@ async def test_tensors_over_http_and_what_they_cannot_carry_through_the_other_en
             assert (await house.client.get("/health")).json()["models"] == {"demo": True}
 
 
+async def test_parameters_of_vllm_are_handed_on_as_they_came():
+    async with passing() as (house, server):
+        await house.ask("Hello")
+        await house.ask("Hello", best_of=2, echo=False, structured_outputs={"regex": "a"}, prompt_logprobs=1)
+    bare, full = server.requests
+    asked = {"best_of": 2, "echo": False, "structured_outputs": {"regex": "a"}, "prompt_logprobs": 1}
+    assert {name: full[name] for name in asked} == asked
+    assert full.keys() - bare.keys() == asked.keys()
+
+
+async def test_engines_that_are_found_by_their_name():
+    async with (
+        OpenAIServer(reply=REPLY) as server,
+        gateway([ModelSettings("", (f"dns+{server.url}",), "demo")]) as house,
+    ):
+        assert said(await house.ask("Hello")) == REPLY + " "
+
+
+async def test_a_picture_goes_to_the_server_that_has_seen_it():
+    async with OpenAIServer(reply="one") as one, OpenAIServer(reply="two") as two:
+        model = ModelSettings("", (one.url, two.url), "demo", balance="image-affinity")
+        async with gateway([model]) as house:
+            pictures = [image(picture(20, 30, seed)) for seed in range(6)]
+            first = [said(await house.ask([each, text("?")])) for each in pictures]
+            second = [said(await house.ask([each, text("?")])) for each in pictures]
+    assert first == second
+    assert set(first) == {"one ", "two "}
+
+
+async def test_health_says_why_servers_are_not_used():
+    async with passing() as (house, server):
+        await server.stop()
+        health = (await house.client.get("/health")).json()
+    assert health["models"] == {"demo": False}
+    assert health["troubles"] == {"demo": ["The engine does not take requests now."]}
+
+
 async def test_what_tensors_cannot_carry_is_refused_where_nobody_else_can(monkeypatch):
     def refuse(request):
         raise NotCarriedError("no masks here")

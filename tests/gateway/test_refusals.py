@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import re
+from dataclasses import replace
 
 import pytest
 from running import PATH, error_of, gateway, image, picture, strict_engine, text
@@ -123,13 +124,31 @@ async def test_the_engines_own_limits(house, content, status, param, words):
 
 
 @pytest.mark.parametrize("stream", [False, True])
-async def test_what_the_engine_refuses_has_its_own_status(house, stream):
-    response = await house.ask(min_tokens=5, max_tokens=2, stream=stream)
+async def test_what_the_engine_refuses_has_its_own_status(house, stream, monkeypatch):
+    engine = house.engines["demo"]
+    monkeypatch.setattr(engine, "facts", replace(engine.facts, max_context=4))  # which it does not say
+    response = await house.ask(stream=stream)
     assert response.status_code == 400
     assert response.headers["content-type"] == "application/json"
     error = error_of(response)
     assert error["type"] == "invalid_request_error"
     assert "The engine refused the request" in error["message"]
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"min_tokens": 5, "max_tokens": 2}, "min_tokens"),
+        ({"logit_bias": {"999999999": 1}}, "logit_bias"),
+        ({"seed": 1 << 40}, "seed"),
+        ({"response_format": {"type": "xml"}}, "response_format.type"),
+        ({"structured_outputs": {"regex": ""}}, "structured_outputs.regex"),
+    ],
+)
+async def test_sampling_that_is_refused_names_the_field(house, fields, param):
+    response = await house.ask(**fields)
+    assert response.status_code == 400
+    assert error_of(response)["param"] == param
 
 
 @pytest.mark.parametrize("fields", [{"stop": ""}, {"stop_token_ids": [10**30]}, {"stop_token_ids": [-1]}])

@@ -10,7 +10,7 @@ from running import error_of, gateway, image, picture, strict_engine, text
 
 from pixelgate.demo import CHECKPOINT
 from pixelgate.engines import vllm_item
-from pixelgate.gateway import app
+from pixelgate.gateway import chat
 from pixelgate.gateway.budget import Budget
 from pixelgate.parity import against_engine
 from pixelgate.pixels.buffers import BufferPool
@@ -132,8 +132,8 @@ async def test_memory_is_given_back_and_the_answer_counts(monkeypatch):
         budgets[unit] = Budget(unit, *rest)
         return budgets[unit]
 
-    monkeypatch.setattr(app, "BufferPool", pool)
-    monkeypatch.setattr(app, "Budget", budget)
+    monkeypatch.setattr(chat, "BufferPool", pool)
+    monkeypatch.setattr(chat, "Budget", budget)
     data = picture(300, 300)
     async with strict_engine() as engine, gateway(engine.url, max_bytes_in_flight=1_000_000) as running:
         response = await render(running, [image(data)])

@@ -125,6 +125,8 @@ def test_a_model_is_called_by_its_id_or_by_its_directory(tmp_path, monkeypatch):
         (ONE + 'backend = "torch"', "backend must be one of torchvision, pil, remote, not 'torch'"),
         (ONE + "backend = []", r"backend must be one of torchvision, pil, remote, not \(\)"),
         (ONE + 'bos = "hf"', "bos must be one of engine, transformers, not 'hf'"),
+        (ONE.replace("[[", 'shm = "on"\n[['), "shm must be one of auto, off, not 'on'"),
+        (ONE + 'balance = "even"', "balance must be one of least-load, round-robin, image-affinity, not 'even'"),
         (ONE + "revision = 1", r"revision in \[\[model\]\] must be a string, not 1"),
         (ONE + ONE, "two models have the same name: qwen, qwen"),
         ('port = "80"\n' + ONE, "port in the configuration must be a whole number, not '80'"),
@@ -163,6 +165,7 @@ def test_a_file_that_is_not_there(tmp_path):
 
 
 HTTP = "vllm+http://a:1"
+NAME = "dns+vllm+http://engines:1"
 
 
 def test_headers_are_those_of_the_model_and_the_engine():
@@ -173,6 +176,8 @@ def test_headers_are_those_of_the_model_and_the_engine():
     assert model.headers("vllm+grpc://a:2") == {"authorization": "Bearer secret"}
     own = ModelSettings("c", (HTTP,), engine_api_key="secret", engine_headers={HTTP: {"Authorization": "Basic x"}})
     assert own.headers(HTTP) == {"authorization": "Basic x"}
+    found = ModelSettings("c", ("file:engines",), engine_api_key="secret")
+    assert found.headers("vllm+http://10.0.0.1:1") == {"authorization": "Bearer secret"}
     assert "secret" not in repr(model)
     assert "hidden" not in repr(model)
 
@@ -185,6 +190,7 @@ def test_headers_are_those_of_the_model_and_the_engine():
         ((HTTP,), {"engine_headers": {"vllm+http://b:1": {}}}, "none of this model's engines behind HTTP"),
         (("vllm+grpc://a:1",), {"engine_headers": {"vllm+grpc://a:1": {}}}, "none of this model's engines"),
         ((HTTP,), {"engine_headers": {HTTP: "secret"}}, "must have a table"),
+        ((NAME,), {"engine_headers": {NAME: {"a": "secret"}}}, "is a name of several engines"),
         ((HTTP,), {"engine_headers": {HTTP: {"a b": "secret"}}}, "'a b' of 'vllm+http://a:1' cannot be sent"),
         ((HTTP,), {"engine_headers": {HTTP: {"a": "secret\n"}}}, "'a' of 'vllm+http://a:1' cannot be sent"),
         ((HTTP,), {"engine_headers": {HTTP: {"a": 3}}}, "'a' of 'vllm+http://a:1' cannot be sent"),

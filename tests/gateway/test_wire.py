@@ -5,7 +5,17 @@ import json
 import pytest
 
 from pixelgate.errors import RequestError
-from pixelgate.gateway.wire import MAX_STOPS, chunk, completion, error_body, parse_chat, refuse_unsupported, usage
+from pixelgate.gateway.wire import (
+    MAX_STOPS,
+    choice,
+    chunk,
+    completion,
+    delta,
+    error_body,
+    parse_chat,
+    refuse_unsupported,
+    usage,
+)
 
 USER = {"role": "user", "content": "Hello"}
 
@@ -152,6 +162,7 @@ def test_what_is_no_json(sent):
         ("max_completion_tokens", 1, 1 << 30, (0,)),
         ("min_tokens", 0, 1 << 30, (-1,)),
         ("seed", -(1 << 63), (1 << 63) - 1, (1 << 63, 10**400)),
+        ("n", 1, 16, (0, 17, 10**400)),
     ],
 )
 def test_ranges_include_their_ends(name, low, high, outside):
@@ -171,13 +182,6 @@ def test_numbers_that_are_none(name, digits):
 @pytest.mark.parametrize(
     ("name", "value"),
     [
-        ("n", 2),
-        ("n", 10**400),
-        ("logprobs", True),
-        ("top_logprobs", 3),
-        ("logit_bias", {"1": -100}),
-        ("response_format", {"type": "json_object"}),
-        ("response_format", {}),
         ("tool_choice", "required"),
         ("tool_choice", {"type": "function", "function": {"name": "f"}}),
         ("chat_template", "{{ messages }}"),
@@ -185,8 +189,43 @@ def test_numbers_that_are_none(name, digits):
         ("documents", [{"text": "x"}]),
     ],
 )
-def test_what_would_change_the_answer_and_is_not_supported_is_refused_by_name(name, value):
+def test_what_a_request_may_not_decide_is_refused_by_name(name, value):
     assert refused(body(**{name: value})) == (name, f"{name} with this value is not supported by this gateway")
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("best_of", 2),
+        ("use_beam_search", True),
+        ("length_penalty", 0.5),
+        ("echo", True),
+        ("bad_words", ["a"]),
+        ("allowed_token_ids", [1]),
+        ("logprob_token_ids", [1]),
+        ("prompt_logprobs", 1),
+        ("truncate_prompt_tokens", 5),
+        ("thinking_token_budget", 5),
+    ],
+)
+def test_what_would_change_the_answer_and_cannot_be_carried_is_refused_by_name(name, value):
+    assert refused(body(**{name: value})) == (name, f"{name} is not supported by this gateway")
+
+
+@pytest.mark.parametrize("name", ["guided_json", "guided_regex", "guided_choice", "guided_grammar"])
+def test_an_older_spelling_is_told_the_newer(name):
+    message = f"{name} is not supported by this gateway; use structured_outputs"
+    assert refused(body(**{name: "a"})) == (name, message)
+
+
+def test_alternatives_go_with_log_probabilities():
+    for top in (0, 20):
+        assert parse_chat(body(logprobs=True, top_logprobs=top)).top_logprobs == top
+    for fields in ({}, {"logprobs": False}):
+        assert refused(body(top_logprobs=3, **fields)) == ("top_logprobs", "top_logprobs goes with logprobs: true")
+    for top in (-1, 21):
+        message = "top_logprobs must be between 0 and 20"
+        assert refused(body(logprobs=True, top_logprobs=top)) == ("top_logprobs", message)
 
 
 @pytest.mark.parametrize(
@@ -196,6 +235,7 @@ def test_what_would_change_the_answer_and_is_not_supported_is_refused_by_name(na
         {"response_format": {"type": "text"}, "tool_choice": "auto", "stream_options": {"include_usage": None}},
         {"n": None, "response_format": None, "logit_bias": None, "tool_choice": None, "stream": None},
         {"chat_template": None, "documents": []},
+        {"best_of": 1, "use_beam_search": False, "length_penalty": 1.0, "echo": None, "guided_json": None},
         {"user": "u-1", "store": True, "metadata": {"a": [1, {}]}},
     ],
 )
@@ -245,12 +285,12 @@ def test_what_is_answered():
         "total_tokens": 13,
         "prompt_tokens_details": {"image_tokens": 8},
     }
-    whole = completion("id-1", 5, "demo", "Hi", "stop", counted)
+    whole = completion("id-1", 5, "demo", [choice(0, "Hi", "stop", None)], counted)
     assert (whole["object"], whole["id"], whole["created"], whole["usage"]) == ("chat.completion", "id-1", 5, counted)
     assert whole["choices"][0]["message"] == {"role": "assistant", "content": "Hi"}
-    piece = chunk("id-1", 5, "demo", {"content": "H"}, None)
+    assert whole["choices"][0]["logprobs"] is None
+    piece = chunk("id-1", 5, "demo", [delta(0, {"content": "H"})])
     assert (piece["object"], piece["choices"][0]["delta"]) == ("chat.completion.chunk", {"content": "H"})
-    assert chunk("id-1", 5, "demo", None)["choices"] == []
     assert error_body(RequestError("no", param="model")) == {
         "error": {"message": "no", "type": "invalid_request_error", "param": "model", "code": None}
     }

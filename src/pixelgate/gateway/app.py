@@ -6,7 +6,6 @@ import asyncio
 import logging
 import time
 from collections.abc import AsyncIterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import AsyncExitStack, asynccontextmanager
 
 from starlette.applications import Starlette
@@ -16,23 +15,17 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from pixelgate.engines.engine import EngineFacts
 from pixelgate.errors import RequestError
 from pixelgate.gateway.access import Access, digests
-from pixelgate.gateway.budget import Budget
 from pixelgate.gateway.chat import Services
 from pixelgate.gateway.completions import ChatCompletions
 from pixelgate.gateway.endpoint import Endpoint
-from pixelgate.gateway.metrics import Metrics
 from pixelgate.gateway.passthrough import PassThrough
 from pixelgate.gateway.render import RenderChat
 from pixelgate.gateway.replies import as_json, error_object
 from pixelgate.gateway.served import ServedModel
 from pixelgate.gateway.settings import GatewaySettings
 from pixelgate.gateway.tokenization import Detokenize, Tokenize
-from pixelgate.media.fetch import Fetcher
-from pixelgate.media.isolation import Isolation
-from pixelgate.pixels.buffers import BufferPool
 
 log = logging.getLogger(__name__)
 _WITHOUT_ENGINES: tuple[type[Endpoint], ...] = (RenderChat, Tokenize, Detokenize)
@@ -76,35 +69,23 @@ class _Gateway:
         self.passing = {model.name: model for model in models if isinstance(model, PassThrough)}
         # where a model has both, the first is asked first, so what holds for it holds for the model
         self._by_name: dict[str, ServedModel | PassThrough] = {**self.passing, **self._models}
-        self._facts: dict[str, EngineFacts] = {}
         self._started = int(time.time())
-        self._services = Services(
-            settings=settings,
-            fetcher=Fetcher(settings.media),
-            isolation=Isolation(settings.media, settings.workers),
-            workers=ThreadPoolExecutor(settings.workers, thread_name_prefix="pixelgate-worker"),
-            buffers=BufferPool(settings.buffer_bytes),
-            metrics=Metrics(),
-            encoded=Budget("bytes", settings.max_bytes_in_flight, settings.budget_wait),
-            pixels=Budget("pixels", settings.max_pixels_in_flight, settings.budget_wait),
-        )
-        self.shared = self._services, self._models, self._facts
+        self._services = Services.of(settings)
+        self.shared = self._services, self._models
 
     @asynccontextmanager
     async def lifespan(self, app: Starlette) -> AsyncIterator[None]:
         """Open what requests share, connect the engines, and close it all in reverse."""
         async with AsyncExitStack() as stack:
-            stack.callback(self._services.workers.shutdown, cancel_futures=True)
-            await stack.enter_async_context(self._services.fetcher)
-            await stack.enter_async_context(self._services.isolation)
+            await stack.enter_async_context(self._services.running())
             for model in self._both:
                 stack.push_async_callback(model.fleet.close)
             for name, passing in self.passing.items():
-                self._facts[name] = await passing.connect(self._settings.engine_wait)
+                await passing.connect(self._settings.engine_wait)
                 log.info("model %s is ready; it has engines that prepare pictures themselves", name)
             for name, served in self._models.items():
-                self._facts[name] = await served.connect(self._settings.engine_wait)
-                log.info("model %s is ready; its engines want %s pixels", name, self._facts[name].pixel_dtype)
+                facts = await served.connect(self._settings.engine_wait)
+                log.info("model %s is ready; its engines want %s pixels", name, facts.pixel_dtype)
             yield
 
     async def list_models(self, request: Request) -> Response:
@@ -115,18 +96,23 @@ class _Gateway:
                 "object": "model",
                 "created": self._started,
                 "owned_by": "pixelgate",
-                "max_model_len": self._facts[name].max_context,
+                "max_model_len": model.facts.max_context,
             }
-            for name in self._by_name
+            for name, model in self._by_name.items()
         ]
         return as_json({"object": "list", "data": models})
 
     async def health(self, request: Request) -> Response:
-        """GET /health: 200 when every model has an engine that takes requests, else 503."""
+        """GET /health: 200 when every model has an engine that takes requests, else 503. Says why engines do not."""
         healthy = await asyncio.gather(*(model.fleet.healthy() for model in self._by_name.values()))
         states = dict(zip(self._by_name, healthy, strict=True))
         status = 200 if all(healthy) else 503
-        return as_json({"status": "ok" if all(healthy) else "unavailable", "models": states}, status=status)
+        troubles: dict[str, list[str]] = {}
+        for model in self._both:
+            if words := model.fleet.troubles:
+                troubles.setdefault(model.name, []).extend(words)
+        body = {"status": "ok" if all(healthy) else "unavailable", "models": states}
+        return as_json(body | ({"troubles": troubles} if troubles else {}), status=status)
 
     async def show_metrics(self, request: Request) -> Response:
         """GET /metrics, in Prometheus' text format."""

@@ -10,9 +10,9 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import time
-from collections.abc import AsyncGenerator, Callable, Coroutine, Iterable, Iterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import aclosing, contextmanager
+from contextlib import AsyncExitStack, aclosing, asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
@@ -22,6 +22,7 @@ from numpy.typing import NDArray
 
 from pixelgate.engines.engine import EngineFacts, EngineRequest, Images, Span
 from pixelgate.errors import ImageRefusedError, OptionError, PixelgateError, RequestError, TooLargeError
+from pixelgate.gateway.answers import Answer, Piece
 from pixelgate.gateway.budget import Budget, Share
 from pixelgate.gateway.check import check
 from pixelgate.gateway.messages import for_template, references
@@ -40,8 +41,7 @@ from pixelgate.pixels.buffers import BufferPool
 from pixelgate.pixels.plan import ImagePlan, execute
 from pixelgate.processor import Processor
 from pixelgate.prompt.expand import Prompt, build
-from pixelgate.prompt.stops import StopStrings
-from pixelgate.prompt.tokens import Detokenizer, Tokenizer
+from pixelgate.prompt.tokens import Tokenizer
 
 _T = TypeVar("_T")
 
@@ -58,6 +58,29 @@ class Services:
     metrics: Metrics
     encoded: Budget
     pixels: Budget
+
+    @classmethod
+    def of(cls, settings: GatewaySettings) -> Services:
+        """What a gateway with these settings shares."""
+        return cls(
+            settings=settings,
+            fetcher=Fetcher(settings.media),
+            isolation=Isolation(settings.media, settings.workers),
+            workers=ThreadPoolExecutor(settings.workers, thread_name_prefix="pixelgate-worker"),
+            buffers=BufferPool(settings.buffer_bytes),
+            metrics=Metrics(),
+            encoded=Budget("bytes", settings.max_bytes_in_flight, settings.budget_wait),
+            pixels=Budget("pixels", settings.max_pixels_in_flight, settings.budget_wait),
+        )
+
+    @asynccontextmanager
+    async def running(self) -> AsyncIterator[None]:
+        """Open what has to be, and close it all in reverse."""
+        async with AsyncExitStack() as stack:
+            stack.callback(self.workers.shutdown, cancel_futures=True)
+            await stack.enter_async_context(self.fetcher)
+            await stack.enter_async_context(self.isolation)
+            yield
 
     async def on_worker(self, work: Callable[..., _T], *arguments: Any) -> _T:
         """Run ``work`` on a worker's thread."""
@@ -82,7 +105,6 @@ class Chat:
     plans: tuple[ImagePlan, ...] = ()
     prompt_tokens: int = 0
     completion_tokens: int = 0
-    finish_reason: str = "stop"
     pixels: list[NDArray[Any]] = field(default_factory=list)
 
     @property
@@ -117,6 +139,7 @@ def configured(processor: Processor, request: ChatRequest, facts: EngineFacts, *
 
 async def prepare(chat: Chat, services: Services) -> EngineRequest:
     """Everything before the engine: pictures to tensors, messages to token ids, and the check that they agree."""
+    chosen = sampling(chat.request, chat.model.processor.checkpoint.generation, chat.facts.vocab_size)
     pictures = await plan_pictures(chat, services)
     admit(chat, services)
 
@@ -135,7 +158,7 @@ async def prepare(chat: Chat, services: Services) -> EngineRequest:
     request = EngineRequest(
         request_id=chat.id,
         token_ids=prompt.token_ids,
-        sampling=sampling(chat.request, chat.model.processor.checkpoint.generation),
+        sampling=chosen,
         images=images(chat, prompt, pictures) if pictures else None,
         stream=bool(chat.request.stream),
     )
@@ -166,12 +189,10 @@ async def render_prompt(chat: Chat, services: Services) -> Prompt:
         return await services.on_worker(render, chat.request, chat.model, chat.processor.family, chat.plans)
 
 
-async def answer(chat: Chat, request: EngineRequest, services: Services) -> AsyncGenerator[str, None]:
-    """Yield the answer's text; ``chat`` has its counts and finish reason afterwards. Closing it aborts the request."""
-    detokenizer = Detokenizer(
-        chat.model.tokenizer, request.sampling.skip_special_tokens, stop_ids=ending_ids(chat, request)
-    )
-    cut = StopStrings(request.sampling.stop)
+async def answer(chat: Chat, request: EngineRequest, services: Services) -> AsyncGenerator[Piece, None]:
+    """Yield the answers' text; ``chat`` has its counts afterwards. Closing it aborts the request."""
+    stop_ids = ending_ids(chat, request)
+    answers = [Answer(i, chat.model.tokenizer, request.sampling, stop_ids) for i in range(request.sampling.n)]
     sent = time.perf_counter()
     first = True
     async with aclosing(chat.model.fleet.generate(request)) as deltas:
@@ -180,19 +201,12 @@ async def answer(chat: Chat, request: EngineRequest, services: Services) -> Asyn
                 chat.phases.add("first_token", time.perf_counter() - sent)
                 give_back(chat, services)  # an engine that answers has read the tensors
                 first = False
+            piece = answers[delta.index].push(delta)
             chat.prompt_tokens = delta.prompt_tokens or chat.prompt_tokens
-            chat.completion_tokens = delta.completion_tokens
-            text = detokenizer.push(delta.token_ids)
-            if delta.finish_reason:
-                chat.finish_reason = delta.finish_reason
-                text += detokenizer.flush()
-            text, stopped = cut.push(text)
-            if delta.finish_reason and not stopped:
-                text += cut.flush()
-            if text:
-                yield text
-            if stopped:
-                chat.finish_reason = "stop"
+            chat.completion_tokens = sum(each.tokens for each in answers)
+            if piece is not None:
+                yield piece
+            if all(each.finished for each in answers):
                 return
 
 

@@ -5,14 +5,16 @@ from __future__ import annotations
 import time
 from collections.abc import AsyncGenerator, Coroutine, Mapping
 from contextlib import aclosing
+from dataclasses import dataclass, field
 from typing import Any
 
 import msgspec
 
 from pixelgate.engines.chat_engine import ChatObject
-from pixelgate.engines.engine import EngineFacts, EngineRequest
+from pixelgate.engines.engine import EngineRequest
 from pixelgate.errors import ModelNotFoundError, NotCarriedError
 from pixelgate.gateway import passthrough, wire
+from pixelgate.gateway.answers import Piece
 from pixelgate.gateway.budget import Share
 from pixelgate.gateway.chat import Chat, Services, answer, prepare
 from pixelgate.gateway.endpoint import Endpoint, Exchange
@@ -30,10 +32,9 @@ class ChatCompletions(Endpoint):
         self,
         services: Services,
         models: Mapping[str, ServedModel],
-        facts: Mapping[str, EngineFacts],
         passing: Mapping[str, PassThrough],
     ) -> None:
-        super().__init__(services, models, facts)
+        super().__init__(services, models)
         self._names = dict.fromkeys([*models, *passing])
         self._passing = passing
 
@@ -61,11 +62,15 @@ class ChatCompletions(Endpoint):
 
     async def _complete(self, chat: Chat, exchange: Exchange) -> int:
         request = await prepare(chat, self.services)
+        answers = [_Whole() for _ in range(request.sampling.n)]
         async with aclosing(answer(chat, request, self.services)) as pieces:
-            text = "".join([piece async for piece in pieces])
-        completion = wire.completion(
-            chat.id, int(time.time()), chat.model.name, text, chat.finish_reason, wire.usage(*_counts(chat))
-        )
+            async for piece in pieces:
+                answers[piece.index].add(piece)
+        choices = [
+            wire.choice(i, "".join(a.text), a.finish_reason, a.logprobs if chat.request.logprobs else None)
+            for i, a in enumerate(answers)
+        ]
+        completion = wire.completion(chat.id, int(time.time()), chat.model.name, choices, wire.usage(*_counts(chat)))
         await exchange.reply(as_json(completion))
         return 200
 
@@ -87,17 +92,22 @@ class ChatCompletions(Endpoint):
 async def _chunks(chat: Chat, request: EngineRequest, services: Services) -> AsyncGenerator[ChatObject, None]:
     """The chunks of a streamed answer."""
     created = int(time.time())
+    begun: set[int] = set()
 
-    def chunk(delta: dict[str, Any] | None, finish_reason: str | None = None) -> dict[str, Any]:
-        return wire.chunk(chat.id, created, chat.model.name, delta, finish_reason)
+    def chunk(*choices: dict[str, Any]) -> dict[str, Any]:
+        return wire.chunk(chat.id, created, chat.model.name, list(choices))
 
     async with aclosing(answer(chat, request, services)) as pieces:
-        yield chunk({"role": "assistant", "content": await anext(pieces, "")})
         async for piece in pieces:
-            yield chunk({"content": piece})
-    yield chunk({}, chat.finish_reason)
+            role = {} if piece.index in begun else {"role": "assistant"}
+            begun.add(piece.index)
+            if role or piece.text or piece.logprobs:
+                content = {**role, "content": piece.text}
+                yield chunk(wire.delta(piece.index, content, logprobs=list(piece.logprobs)))
+            if piece.finish_reason:
+                yield chunk(wire.delta(piece.index, {}, piece.finish_reason))
     if chat.request.stream_options and chat.request.stream_options.include_usage:
-        yield {**chunk(None), "usage": wire.usage(*_counts(chat))}
+        yield {**chunk(), "usage": wire.usage(*_counts(chat))}
 
 
 async def _send_events(exchange: Exchange, chunks: AsyncGenerator[ChatObject, None]) -> int:
@@ -116,6 +126,20 @@ async def _send_events(exchange: Exchange, chunks: AsyncGenerator[ChatObject, No
         error = noted(failure, exchange.id)
         await exchange.write(b"event: error\n" + _event(error_object(error)), last=True)
         return error.status
+
+
+@dataclass
+class _Whole:
+    """An answer that is put together before it is sent."""
+
+    text: list[str] = field(default_factory=list)
+    logprobs: list[Any] = field(default_factory=list)
+    finish_reason: str | None = None
+
+    def add(self, piece: Piece) -> None:
+        self.text.append(piece.text)
+        self.logprobs += piece.logprobs
+        self.finish_reason = piece.finish_reason
 
 
 def _counts(chat: Chat) -> tuple[int, int, int]:

@@ -88,10 +88,9 @@ class Endpoint(ABC):
 
     path: ClassVar[str]
 
-    def __init__(self, services: Services, models: Mapping[str, ServedModel], facts: Mapping[str, EngineFacts]) -> None:
+    def __init__(self, services: Services, models: Mapping[str, ServedModel]) -> None:
         self.services = services
         self.models = models
-        self._facts = facts
 
     @abstractmethod
     def begin(self, exchange: Exchange, body: bytes, encoded: Share) -> Coroutine[Any, Any, int]:
@@ -117,7 +116,8 @@ class Endpoint(ABC):
         if name not in self.models:
             known = ", ".join(self.models)
             raise ModelNotFoundError(f"this gateway does not serve that model; it serves {known}", param="model")
-        return self.models[name], self._facts[name]
+        model = self.models[name]
+        return model, model.facts
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request."""

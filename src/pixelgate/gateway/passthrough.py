@@ -8,6 +8,7 @@ own policy. The answer is the engine's, token counts too.
 
 from __future__ import annotations
 
+import hashlib
 import time
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
@@ -19,8 +20,9 @@ import numpy as np
 import pybase64
 from numpy.typing import NDArray
 
-from pixelgate.engines.chat_engine import ChatCall, ChatObject
+from pixelgate.engines.chat_engine import ChatCall, ChatEngine, ChatObject
 from pixelgate.engines.connect import chat_engine, takes_chat
+from pixelgate.engines.discovery import Discovery
 from pixelgate.engines.engine import EngineFacts
 from pixelgate.engines.fleet import ChatFleet
 from pixelgate.errors import OptionError, RequestError
@@ -40,6 +42,7 @@ from pixelgate.pixels.plan import ImagePlan, View
 from pixelgate.processor import Processor, load
 from pixelgate.prompt.template import NOT_THE_CLIENTS
 
+_LOOK_INTERVAL = 30.0  # seconds; hosted services count questions, too
 _ANSWER = ("service_tier", "system_fingerprint", "choices", "usage")
 
 
@@ -55,6 +58,11 @@ class PassThrough:
     processor: Processor | None
     options: dict[str, Any]
     resize: bool
+
+    @property
+    def facts(self) -> EngineFacts:
+        """What the engines say of themselves now."""
+        return self.fleet.facts
 
     async def connect(self, wait: float) -> EngineFacts:
         """The engines' facts, waiting up to ``wait`` seconds for them to answer."""
@@ -105,14 +113,21 @@ def open_both(settings: ModelSettings, gateway: GatewaySettings) -> list[ServedM
             policy=gateway.media,
         ).with_options(**settings.mm_processor_kwargs)
     if chat_urls:
-        engines = [
-            chat_engine(url, model=settings.engine_model, name=settings.name, headers=settings.headers(url))
-            for url in chat_urls
-        ]
         found.append(
-            PassThrough(settings.name, ChatFleet(engines), processor, settings.mm_processor_kwargs, settings.resize)
+            PassThrough(settings.name, chat_fleet(settings), processor, settings.mm_processor_kwargs, settings.resize)
         )
     return found
+
+
+def chat_fleet(settings: ModelSettings) -> ChatFleet:
+    """A model's engines that prepare pictures themselves; nothing is connected. Raises ConfigError."""
+
+    def build(url: str) -> ChatEngine:
+        return chat_engine(url, model=settings.engine_model, name=settings.name, headers=settings.headers(url))
+
+    discovery = Discovery([entry for entry in settings.engines if takes_chat(entry)], build)
+    find = None if discovery.fixed else discovery.look
+    return ChatFleet(discovery.engines, find=find, balance=settings.balance, look_interval=_LOOK_INTERVAL)
 
 
 async def prepare(passage: Passage, services: Services) -> ChatCall:
@@ -144,7 +159,8 @@ async def prepare(passage: Passage, services: Services) -> ChatCall:
     body["messages"] = [_message(message, left) for message in request.messages]
     if options := {**model.options, **own}:
         body["mm_processor_kwargs"] = options
-    return ChatCall(body, nbytes=sum(map(len, urls)))
+    first = await services.on_worker(_digest, pictures[0].data) if pictures else ""
+    return ChatCall(body, nbytes=sum(map(len, urls)), picture=first)
 
 
 async def answer(passage: Passage, call: ChatCall) -> AsyncGenerator[ChatObject, None]:
@@ -201,6 +217,10 @@ async def _data_url(passage: Passage, services: Services, processor: Processor |
     if plan:
         services.metrics.image_tokens.observe(plan.tokens)
     return url
+
+
+def _digest(data: bytes) -> str:
+    return hashlib.sha256(data).hexdigest()
 
 
 def _decoding(processor: Processor | None) -> decode.Backend:

@@ -10,10 +10,11 @@ from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from pixelgate.engines.connect import chat_engine, remote, takes_chat
+from pixelgate.engines.connect import remote, takes_chat
+from pixelgate.engines.discovery import addresses
 from pixelgate.engines.engine import EngineWithFiles
-from pixelgate.engines.fleet import ChatFleet
 from pixelgate.errors import CheckpointError, ConfigError, EngineError, EngineUnavailableError, PixelgateError
+from pixelgate.gateway.passthrough import chat_fleet
 from pixelgate.gateway.settings import ModelSettings
 from pixelgate.gateway.waiting import until_available
 from pixelgate.models.archive import unpack
@@ -55,8 +56,7 @@ def complete(model: ModelSettings, wait: float) -> Iterator[ModelSettings]:
 
 async def _name(model: ModelSettings, wait: float) -> str:
     """What a model is called by the first of its engines that is up, where all prepare pictures themselves."""
-    engines = [chat_engine(url, model=model.engine_model, headers=model.headers(url)) for url in model.engines]
-    fleet = ChatFleet(engines)
+    fleet = chat_fleet(model)
     try:
         facts = await until_available(fleet.connect, wait, f"engine at {', '.join(model.engines)}")
     finally:
@@ -64,22 +64,25 @@ async def _name(model: ModelSettings, wait: float) -> str:
     return facts.model_name
 
 
-async def _received(urls: Sequence[str], wait: float) -> tuple[str, str, bytes]:
+async def _received(entries: Sequence[str], wait: float) -> tuple[str, str, bytes]:
     """The address, the model's name and the files of the first engine that is up."""
-    engines = [remote(url) for url in urls]
-    try:
-        return await until_available(lambda: _first(engines), wait, f"engine at {', '.join(urls)}")
-    finally:
-        await asyncio.gather(*(engine.close() for engine in engines))
+    return await until_available(lambda: _first(entries), wait, f"engine at {', '.join(entries)}")
 
 
-async def _first(engines: Sequence[EngineWithFiles]) -> tuple[str, str, bytes]:
-    for engine in engines:
+async def _first(entries: Sequence[str]) -> tuple[str, str, bytes]:
+    for entry in entries:
         try:
-            facts = await engine.describe()
-            return engine.url, facts.model_name, await _archive(engine)
+            urls = await addresses(entry)
         except EngineUnavailableError:
             continue
+        for engine in map(remote, urls):
+            try:
+                facts = await engine.describe()
+                return engine.url, facts.model_name, await _archive(engine)
+            except EngineUnavailableError:
+                continue
+            finally:
+                await engine.close()
     raise EngineUnavailableError("No engine can be reached.")
 
 

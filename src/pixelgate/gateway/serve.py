@@ -17,6 +17,7 @@ from typing import Any
 
 import uvicorn
 
+from pixelgate.engines import shm
 from pixelgate.errors import ConfigError
 from pixelgate.gateway import received
 from pixelgate.gateway.access import digests
@@ -37,6 +38,8 @@ def run(settings: GatewaySettings) -> None:
     quieten_downloads()
     keep_memory(pictures=settings.workers)
     allow_open_files()
+    if settings.shm == "auto":
+        shm.sweep()
     with contextlib.suppress(KeyboardInterrupt):  # uvicorn raises SIGINT anew once everything is closed
         _run(settings)
 

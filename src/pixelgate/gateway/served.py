@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from pixelgate.engines.connect import engine, takes_chat
-from pixelgate.engines.engine import EngineFacts
+from pixelgate.engines.discovery import Discovery
+from pixelgate.engines.engine import Engine, EngineFacts
 from pixelgate.engines.fleet import Fleet
 from pixelgate.errors import CheckpointError, ConfigError
 from pixelgate.gateway.settings import GatewaySettings, ModelSettings
@@ -41,15 +42,22 @@ class ServedModel(Prompting):
     processor: Processor
     fleet: Fleet
 
+    @property
+    def facts(self) -> EngineFacts:
+        """What the engines say of themselves now; they may say otherwise after the next connection."""
+        return self.fleet.facts
+
     async def connect(self, wait: float) -> EngineFacts:
         """The engines' facts, waiting up to ``wait`` seconds for them to answer; refuses engines that do not fit."""
         facts = await until_available(self.fleet.connect, wait, f"engine of model {self.name!r}")
-        ours = self.processor.checkpoint.model_type
-        if facts.model_type and facts.model_type != ours:
-            raise ConfigError(
-                f"the engines of model {self.name!r} serve model_type {facts.model_type!r}, "
-                f"but the checkpoint {self.processor.checkpoint.path} is {ours!r}"
-            )
+        checkpoint = self.processor.checkpoint
+        for name in ("model_type", "vocab_size"):
+            theirs, ours = getattr(facts, name), getattr(checkpoint, name)
+            if theirs and ours and theirs != ours:
+                raise ConfigError(
+                    f"the engines of model {self.name!r} serve {name} {theirs!r}, "
+                    f"but the checkpoint {checkpoint.path} is {ours!r}"
+                )
         return facts
 
 
@@ -67,20 +75,23 @@ def open_model(settings: ModelSettings, gateway: GatewaySettings) -> ServedModel
     ).with_options(**settings.mm_processor_kwargs)
     checkpoint = processor.checkpoint
     prompting = open_prompting(processor, bos=settings.bos, typed_specials=gateway.special_tokens_in_text)
-    engines = [
-        engine(
+
+    def build(url: str) -> Engine:
+        return engine(
             url,
             encode=prompting.tokenizer.encode_text,
             eos_token_id=next(iter(checkpoint.eos_token_ids), None),
             model_type=checkpoint.model_type,
+            shm=gateway.shm == "auto",
             model=settings.engine_model,
             name=settings.name,
             headers=settings.headers(url),
         )
-        for url in settings.engines
-        if not takes_chat(url)
-    ]
-    return ServedModel(**vars(prompting), name=settings.name, processor=processor, fleet=Fleet(engines))
+
+    discovery = Discovery([entry for entry in settings.engines if not takes_chat(entry)], build)
+    find = None if discovery.fixed else discovery.look
+    fleet = Fleet(discovery.engines, find=find, balance=settings.balance)
+    return ServedModel(**vars(prompting), name=settings.name, processor=processor, fleet=fleet)
 
 
 def open_prompting(processor: Processor, *, bos: Bos = "engine", typed_specials: TypedSpecials = "text") -> Prompting:

@@ -9,8 +9,9 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any, Literal, get_args
 
+from pixelgate.engines.fleet import Balance
 from pixelgate.errors import ConfigError
 from pixelgate.media.policy import MediaPolicy, Network
 from pixelgate.models import hub
@@ -18,6 +19,7 @@ from pixelgate.models.steps import Backend
 from pixelgate.prompt.rules import Bos, TypedSpecials
 
 MIB = 1 << 20
+SharedMemory = Literal["auto", "off"]
 
 _KEY = re.compile("[!-~]+")
 _HEADER_NAME = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~-]+")
@@ -55,6 +57,8 @@ class ModelSettings:
     """Branch, tag or commit of a hub id."""
     bos: Bos = "engine"
     """Whose habit with the token before a prompt is followed: vLLM's chat API, or transformers' processors."""
+    balance: Balance = "least-load"
+    """Which of several engines gets a request."""
     engine_model: str = ""
     """What the model is called by its engines, of those behind HTTP that serve more than one."""
     engine_api_key: str = field(default="", repr=False)
@@ -71,6 +75,8 @@ class ModelSettings:
             raise ConfigError(f"backend must be one of {', '.join(get_args(Backend))}, not {self.backend!r}")
         if self.bos not in get_args(Bos):
             raise ConfigError(f"bos must be one of {', '.join(get_args(Bos))}, not {self.bos!r}")
+        if self.balance not in get_args(Balance):
+            raise ConfigError(f"balance must be one of {', '.join(get_args(Balance))}, not {self.balance!r}")
         if self.revision is not None and not self.checkpoint:
             raise ConfigError("a revision goes with a hub id; there is no checkpoint")
         _check_headers(self.engines, self.engine_api_key, self.engine_headers)
@@ -86,13 +92,15 @@ class ModelSettings:
 
 def _check_headers(engines: Sequence[str], key: str, headers: Mapping[str, Any]) -> None:
     """Raise ConfigError where they cannot be sent; no message holds a value, for they are secrets."""
-    if key and not any("+http" in url for url in engines):
+    if key and not any("+http" in url or url.startswith("file:") for url in engines):
         raise ConfigError("engine_api_key is for engines behind HTTP, and this model has none")
     if not _HEADER_VALUE.fullmatch(key):
         raise ConfigError("engine_api_key has characters that a header cannot carry")
     for url, table in headers.items():
         if url not in engines or "+http" not in url:
             raise ConfigError(f"engine_headers: {url!r} is none of this model's engines behind HTTP")
+        if url.startswith("dns+"):
+            raise ConfigError(f"engine_headers: {url!r} is a name of several engines; headers are for single ones")
         if not isinstance(table, Mapping):
             raise ConfigError(f"engine_headers: {url!r} must have a table of names and values")
         for name, value in table.items():
@@ -185,6 +193,9 @@ class GatewaySettings:
     engine_wait: float = 60.0
     """Seconds to wait at start-up for the engines to answer."""
 
+    shm: SharedMemory = "auto"
+    """Whether engines that see the same /dev/shm get large tensors there instead of in messages."""
+
     def __post_init__(self) -> None:
         if not self.models:
             raise ConfigError("no model is configured; give a checkpoint with --engine, or a [[model]] table")
@@ -205,6 +216,8 @@ class GatewaySettings:
             raise _wrong("special_tokens_in_text", f"must be {known}, not {self.special_tokens_in_text!r}")
         if self.buffer_bytes < 0:
             raise _wrong("buffer_bytes", f"must not be negative, not {self.buffer_bytes}")
+        if self.shm not in get_args(SharedMemory):
+            raise _wrong("shm", f"must be one of {', '.join(get_args(SharedMemory))}, not {self.shm!r}")
         for name, other in (("tls_cert", "tls_key"), ("tls_key", "tls_cert")):
             if getattr(self, name) and not getattr(self, other):
                 raise _wrong(name, f"is of no use without {other}")

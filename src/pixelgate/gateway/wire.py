@@ -15,6 +15,7 @@ import msgspec
 from pixelgate.errors import PixelgateError, RequestError
 
 MAX_STOPS = 16
+MAX_ANSWERS = 16
 _T = TypeVar("_T")
 Role = Literal["system", "developer", "user", "assistant", "tool"]
 
@@ -93,7 +94,26 @@ class StreamOptions(msgspec.Struct, frozen=True):
     include_usage: bool | None = None
 
 
-class ChatRequest(msgspec.Struct, frozen=True):
+class Uncarried(msgspec.Struct, frozen=True, kw_only=True):
+    """Parameters of vLLM's own API that its protocols for tensors cannot carry: refused there unless neutral."""
+
+    best_of: Any = None
+    use_beam_search: Any = None
+    length_penalty: Any = None
+    echo: Any = None
+    bad_words: Any = None
+    allowed_token_ids: Any = None
+    logprob_token_ids: Any = None
+    prompt_logprobs: Any = None
+    truncate_prompt_tokens: Any = None
+    thinking_token_budget: Any = None
+    guided_json: Any = None
+    guided_regex: Any = None
+    guided_choice: Any = None
+    guided_grammar: Any = None
+
+
+class ChatRequest(Uncarried, frozen=True):
     """The body of POST /v1/chat/completions."""
 
     model: str
@@ -115,6 +135,7 @@ class ChatRequest(msgspec.Struct, frozen=True):
     stop_token_ids: list[int] | None = None
     ignore_eos: bool | None = None
     skip_special_tokens: bool | None = None
+    include_stop_str_in_output: bool | None = None
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
     chat_template_kwargs: dict[str, Any] | None = None
@@ -128,9 +149,11 @@ class ChatRequest(msgspec.Struct, frozen=True):
     response_format: dict[str, Any] | None = None
     chat_template: Any = None
     documents: Any = None
+    structured_outputs: dict[str, Any] | None = None
 
 
 _DECODER = msgspec.json.Decoder(ChatRequest)
+_NEUTRAL: dict[str, Any] = {"best_of": 1, "use_beam_search": False, "length_penalty": 1, "echo": False}
 _RANGES: dict[str, tuple[float, float]] = {
     "temperature": (0.0, 2.0),
     "top_p": (0.0, 1.0),
@@ -143,6 +166,8 @@ _RANGES: dict[str, tuple[float, float]] = {
     "max_completion_tokens": (1, 1 << 30),
     "min_tokens": (0, 1 << 30),
     "seed": (-(1 << 63), (1 << 63) - 1),
+    "n": (1, MAX_ANSWERS),
+    "top_logprobs": (0, 20),
 }
 _WORDS = {
     "str": "a string",
@@ -192,16 +217,14 @@ def parse_chat(body: bytes | bytearray) -> ChatRequest:
 
 def refuse_unsupported(request: ChatRequest) -> None:
     """Raise RequestError for what engines that take tensors are not asked for."""
-    text_only = request.response_format is None or request.response_format.get("type") == "text"
-    refused = {
-        "n": (request.n or 1) != 1,
-        "logprobs": bool(request.logprobs),
-        "top_logprobs": bool(request.top_logprobs),
-        "logit_bias": bool(request.logit_bias),
-        "response_format": not text_only,
-        "tool_choice": request.tool_choice not in (None, "auto", "none"),
-    }
-    _refuse(refused)
+    if request.top_logprobs and not request.logprobs:
+        raise RequestError("top_logprobs goes with logprobs: true", param="top_logprobs")
+    _refuse({"tool_choice": request.tool_choice not in (None, "auto", "none")})
+    for field in msgspec.structs.fields(Uncarried):
+        value = getattr(request, field.name)
+        if value is not None and value != _NEUTRAL.get(field.name):
+            instead = "; use structured_outputs" if field.name.startswith("guided_") else ""
+            raise RequestError(f"{field.name} is not supported by this gateway{instead}", param=field.name)
 
 
 def _refuse(refused: Mapping[str, bool]) -> None:
@@ -248,7 +271,7 @@ def usage(prompt_tokens: int, completion_tokens: int, image_tokens: int) -> dict
 
 
 def completion(
-    request_id: str, created: int, model: str, text: str, finish_reason: str, usage: dict[str, Any]
+    request_id: str, created: int, model: str, choices: list[dict[str, Any]], usage: dict[str, Any]
 ) -> dict[str, Any]:
     """A ``chat.completion`` object."""
     return {
@@ -256,27 +279,39 @@ def completion(
         "object": "chat.completion",
         "created": created,
         "model": model,
-        "choices": [
-            {
-                "index": 0,
-                "message": {"role": "assistant", "content": text},
-                "finish_reason": finish_reason,
-                "logprobs": None,
-            }
-        ],
+        "choices": choices,
         "usage": usage,
     }
 
 
-def chunk(
-    request_id: str, created: int, model: str, delta: dict[str, Any] | None, finish_reason: str | None = None
-) -> dict[str, Any]:
-    """A ``chat.completion.chunk`` object; ``delta`` None makes the one that carries only usage."""
-    choices = [] if delta is None else [{"index": 0, "delta": delta, "finish_reason": finish_reason, "logprobs": None}]
+def choice(index: int, text: str, finish_reason: str | None, logprobs: list[Any] | None) -> dict[str, Any]:
+    """One answer of a ``chat.completion``."""
+    return {
+        "index": index,
+        "message": {"role": "assistant", "content": text},
+        "finish_reason": finish_reason,
+        "logprobs": None if logprobs is None else {"content": logprobs},
+    }
+
+
+def chunk(request_id: str, created: int, model: str, choices: list[dict[str, Any]]) -> dict[str, Any]:
+    """A ``chat.completion.chunk`` object; one without choices carries only usage."""
     return {
         "id": request_id,
         "object": "chat.completion.chunk",
         "created": created,
         "model": model,
         "choices": choices,
+    }
+
+
+def delta(
+    index: int, delta: dict[str, Any], finish_reason: str | None = None, logprobs: list[Any] | None = None
+) -> dict[str, Any]:
+    """What a chunk adds to one answer."""
+    return {
+        "index": index,
+        "delta": delta,
+        "finish_reason": finish_reason,
+        "logprobs": {"content": logprobs} if logprobs else None,
     }

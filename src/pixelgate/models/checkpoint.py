@@ -95,6 +95,12 @@ class Checkpoint:
         return str(self.processor.get("image_token", default))
 
     @property
+    def vocab_size(self) -> int | None:
+        """Rows of the model's embedding, where config.json says it."""
+        found = self.section("text_config").get("vocab_size", self.config.get("vocab_size"))
+        return found if isinstance(found, int) else None
+
+    @property
     def tokenizer_file(self) -> Path:
         """``tokenizer.json``, or ``tekken.json`` where there is none. Raises CheckpointError when neither is there."""
         for name in ("tokenizer.json", "tekken.json"):
