@@ -1,4 +1,4 @@
-"""The command line: pixelgate process | tokens | parity | serve | demo."""
+"""The command line: pixelgate process | tokens | parity | serve | doctor | demo."""
 
 from __future__ import annotations
 
@@ -93,19 +93,32 @@ def _parser() -> argparse.ArgumentParser:
         action="append",
         default=[],
         metavar="URL",
-        help="vllm+grpc://HOST:PORT, vllm+http://HOST:PORT, openai+http://HOST:PORT/v1, local:reader",
+        help="vllm+grpc://HOST:PORT, vllm+http://HOST:PORT, openai+http://HOST:PORT/v1, local:reader; "
+        "dns+vllm+grpc://NAME:PORT for each address of a name, file:PATH for those in a file",
     )
-    serve.add_argument("--engine-model", default="", metavar="NAME", help="the model's name at engines behind HTTP")
-    serve.add_argument("--engine-api-key", default="", metavar="KEY", help="a key for engines behind HTTP")
+    _http_flags(serve)
     serve.add_argument("--resize", action="store_true", help="send openai+ engines pictures in the size that is used")
     serve.add_argument(
         "--name", default="", help="the model's name for clients (default: the id, the directory's or the engine's)"
     )
     _options_flag(serve)
     serve.add_argument("--bos", help="the token before a prompt as engine (default) or transformers would have it")
+    serve.add_argument(
+        "--balance",
+        choices=["least-load", "round-robin", "image-affinity"],
+        help="which of several engines gets a request (default: the one with the fewest under way)",
+    )
     serve.add_argument("--config", metavar="pixelgate.toml", help="a file instead of CHECKPOINT and --engine")
     add_flags(serve)
     serve.set_defaults(run=_serve)
+
+    doctor = commands.add_parser("doctor", help="examine an engine, and send it one picture the whole way")
+    doctor.add_argument("checkpoint", nargs="?", help=f"{_CHECKPOINT} (default: the engine's own files)")
+    doctor.add_argument("--engine", required=True, metavar="URL", help="vllm+grpc://HOST:PORT, vllm+http://HOST:PORT")
+    _http_flags(doctor)
+    doctor.add_argument("--revision", help=_REVISION)
+    _options_flag(doctor)
+    doctor.set_defaults(run=_doctor)
 
     demo = commands.add_parser("demo", help="show the whole way of a picture, with an engine that reads text")
     demo.add_argument("picture", nargs="?", help="a picture with text (default: one that comes with pixelgate)")
@@ -120,6 +133,11 @@ def _processor_flags(parser: argparse.ArgumentParser) -> None:
     )
     _options_flag(parser)
     parser.add_argument("--rgb", choices=["pixelgate", "hf"], default="pixelgate", help="whose conversion to 8-bit RGB")
+
+
+def _http_flags(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--engine-model", default="", metavar="NAME", help="the model's name at engines behind HTTP")
+    parser.add_argument("--engine-api-key", default="", metavar="KEY", help="a key for engines behind HTTP")
 
 
 def _options_flag(parser: argparse.ArgumentParser) -> None:
@@ -240,7 +258,7 @@ def _serve(parsed: argparse.Namespace) -> None:
 
 
 def _settings(parsed: argparse.Namespace) -> GatewaySettings:
-    of_a_model = ("checkpoint", "revision", "engine", "name", "mm_processor_kwargs", "bos", *_OF_HTTP)
+    of_a_model = ("checkpoint", "revision", "engine", "name", "mm_processor_kwargs", "bos", "balance", *_OF_HTTP)
     if parsed.config and any(getattr(parsed, name) for name in of_a_model):
         raise ConfigError("give either --config or a checkpoint with its own flags, not both")
     models: tuple[ModelSettings, ...] = ()
@@ -254,12 +272,28 @@ def _settings(parsed: argparse.Namespace) -> GatewaySettings:
             revision=parsed.revision,
             mm_processor_kwargs=parsed.mm_processor_kwargs,
             bos=parsed.bos or "engine",
+            balance=parsed.balance or "least-load",
             **{name: getattr(parsed, name) for name in _OF_HTTP},
         )
         models = (model,)
     elif not parsed.config:
         raise ConfigError("give --engine URL, with a checkpoint (a directory or hub id) or without, or --config FILE")
     return configure(file=parsed.config, models=models, flags=vars(parsed), environment=os.environ)
+
+
+def _doctor(parsed: argparse.Namespace) -> None:
+    with _gateway_installed():
+        from pixelgate.gateway.doctor import run
+    run(
+        ModelSettings(
+            parsed.checkpoint or "",
+            (parsed.engine,),
+            revision=parsed.revision,
+            mm_processor_kwargs=parsed.mm_processor_kwargs,
+            engine_model=parsed.engine_model,
+            engine_api_key=parsed.engine_api_key,
+        )
+    )
 
 
 def _demo(parsed: argparse.Namespace) -> None:

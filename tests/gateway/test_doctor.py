@@ -1,0 +1,116 @@
+"""`pixelgate doctor`, run outside of the loop that runs the engine."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import shutil
+import socket
+
+import pytest
+from running import EOS, strict_engine
+
+from pixelgate import cli
+from pixelgate.demo import CHECKPOINT
+from pixelgate.testing import strict_engine as engines
+from pixelgate.testing.strict_http import StrictHttpEngine
+
+
+async def examined(*arguments):
+    return await asyncio.to_thread(cli.main, ["doctor", *map(str, arguments)])
+
+
+def findings(printed):
+    return {line.split(maxsplit=1)[0]: line.split(maxsplit=1)[1] for line in printed.splitlines()}
+
+
+@pytest.mark.parametrize("checkpoint", [(), (CHECKPOINT,)])
+async def test_an_engine_that_is_as_it_should_be(checkpoint, capsys):
+    async with strict_engine(max_images=7) as engine:
+        assert await examined("--engine", engine.url, *checkpoint) == 0
+    found = findings(capsys.readouterr().out)
+    assert found["engine"] == engine.url
+    assert found["model"] == "checkpoint, qwen2_5_vl"
+    assert found["pixels"] == "uint8, the engine normalises them"
+    assert "7 pictures" in found["limits"]
+    assert found["memory"] == "shared with this host"
+    assert found["checkpoint"] == (str(CHECKPOINT) if checkpoint else "the engine's own files")
+    assert found["probe"].startswith("a picture of 224x224, 64 tokens of ")
+    (request,) = engine.requests
+    count = len(request.tokenized.input_ids)
+    assert found["tokens"] == f"{count} here, {count} at the engine: equal"
+    assert request.sampling_params.max_tokens == 1
+    assert len(engine.shared) == 1
+
+
+async def test_an_engine_behind_http(capsys):
+    async with StrictHttpEngine(CHECKPOINT, device_normalize=True, eos_token_ids=(EOS,), api_key="k") as engine:
+        asked = ("--engine", engine.url, "--engine-api-key", "k", "--engine-model", "checkpoint", CHECKPOINT)
+        assert await examined(*asked) == 0
+        assert await examined("--engine", engine.url, CHECKPOINT) == 1
+    printed = capsys.readouterr()
+    found = findings(printed.out)
+    assert found["model"] == "checkpoint, of a type that it does not say"
+    assert found["weights"] == str(CHECKPOINT)
+    assert found["pixels"] == "uint8, the engine normalises them"
+    (request,) = engine.requests
+    count = len(request.tokenized.input_ids)
+    assert found["tokens"] == f"{count} here, {count} at the engine: equal"
+    assert "not ready" in printed.err  # without the key
+
+
+async def test_an_engine_without_files_of_its_own_needs_a_checkpoint(capsys):
+    async with StrictHttpEngine(CHECKPOINT, device_normalize=True) as engine:
+        assert await examined("--engine", engine.url) == 1
+    assert "has no files of its own: give CHECKPOINT" in capsys.readouterr().err
+
+
+async def test_an_engine_that_says_little(capsys):
+    async with strict_engine(device_normalize=False, encoder_dtype="float32", max_context=4096) as engine:
+        engine.shm_namespace = ""
+        assert await examined("--engine", engine.url) == 0
+    found = findings(capsys.readouterr().out)
+    assert (found["pixels"], found["memory"]) == ("float32, normalised here", "its own")
+
+
+async def test_an_engine_that_is_down(capsys):
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port = listener.getsockname()[1]
+    assert await examined("--engine", f"vllm+grpc://127.0.0.1:{port}", CHECKPOINT) == 1
+    assert capsys.readouterr().err.splitlines()[-1] == "pixelgate: The engine cannot be reached."
+
+
+async def test_a_checkpoint_that_does_not_fit(tmp_path, capsys):
+    other = shutil.copytree(CHECKPOINT, tmp_path / "other")
+    config = json.loads((other / "config.json").read_text())
+    (other / "config.json").write_text(json.dumps({**config, "vocab_size": 151_936}))
+    async with strict_engine() as engine:
+        assert await examined("--engine", engine.url, other) == 1
+        assert not engine.requests
+    printed = capsys.readouterr()
+    assert "checkpoint" in findings(printed.out)
+    assert "serve vocab_size 152064, but the checkpoint" in printed.err
+
+
+async def test_an_engine_that_counts_otherwise(monkeypatch, capsys):
+    real = engines.pb.GenerateComplete
+    monkeypatch.setattr(engines.pb, "GenerateComplete", lambda **fields: real(**{**fields, "prompt_tokens": 5}))
+    async with strict_engine() as engine:
+        assert await examined("--engine", engine.url) == 1
+    assert "tokens here, and 5 at the engine" in capsys.readouterr().err
+
+
+async def test_an_engine_that_refuses_the_picture(capsys):
+    async with strict_engine() as engine:
+        object.__setattr__(engine.facts, "image_token_id", 5)
+        assert await examined("--engine", engine.url) == 1
+    assert "The engine refused the request" in capsys.readouterr().err
+
+
+def test_an_engine_is_needed(capsys):
+    with pytest.raises(SystemExit):
+        cli.main(["doctor", str(CHECKPOINT)])
+    assert cli.main(["doctor", "--engine", "http://a:1"]) == 1
+    assert "is not an engine address" in capsys.readouterr().err
+    assert cli.main(["doctor", "--engine", "openai+http://a:1"]) == 1
+    assert "prepares pictures itself" in capsys.readouterr().err
