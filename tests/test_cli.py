@@ -207,6 +207,8 @@ def test_serve_takes_flags_and_files(monkeypatch, tmp_path):
     assert (seen[4].models[0].checkpoint, seen[4].models[0].revision, seen[4].models[0].name) == ("a/b", "v1", "a/b")
     assert cli.main(["serve", "--engine", url]) == 0
     assert (seen[5].models[0].checkpoint, seen[5].models[0].name) == ("", "")
+    assert cli.main(["serve", CHECKPOINT, "--engine", url, "--backend", "pil", "--shutdown-timeout", "3"]) == 0
+    assert (seen[-1].models[0].backend, seen[-1].shutdown_timeout) == ("pil", 3.0)
 
 
 @pytest.mark.parametrize(("command", "extra"), [("serve", "gateway"), ("demo", "gateway,reader")])

@@ -27,6 +27,7 @@ class Engine:
         self.change = lambda answer, item: None
         self.models = {"data": [{"id": "tiny"}]}
         self.asked = []
+        self.keys = []
 
     def render(self, body):
         self.asked.append(body)
@@ -72,6 +73,7 @@ def serve():
                 self.answer(engine.status, engine.render(body) if engine.status == 200 else {"error": "no such thing"})
 
             def answer(self, status, value):
+                engine.keys.append(self.headers["authorization"])
                 data = json.dumps(value).encode()
                 self.send_response(status)
                 self.send_header("content-type", "application/json")
@@ -127,6 +129,14 @@ def test_pictures_are_numbered_and_options_go_along(serve, capsys):
     assert status == 0, printed
     assert [line.split()[1] for line in printed.out.splitlines()] == ["[0]"] * 3 + ["[1]"] * 3
     assert [body["mm_processor_kwargs"] for body in engine.asked] == [{"max_pixels": 50_000}] * 2
+
+
+def test_a_key_is_sent_to_the_engine(serve, capsys):
+    engine = serve("qwen2_5_vl", "uint8")
+    assert run(capsys, engine, "qwen2_5_vl", PHOTO, "--engine-api-key", "s3cret")[0] == 0
+    assert engine.keys == ["Bearer s3cret"] * 2
+    assert run(capsys, engine, "qwen2_5_vl", PHOTO)[0] == 0
+    assert engine.keys[2:] == [None] * 2
 
 
 def test_differences_are_said(serve, capsys):

@@ -26,6 +26,17 @@ from pixelgate.processor import ImageInputs, Processor, load
 _CHECKPOINT = "the checkpoint: a directory, or an id on the Hugging Face hub"
 _OF_HTTP = ("engine_model", "engine_api_key", "resize")
 _REVISION = "branch, tag or commit of a hub id (default: the main branch)"
+_OF_A_MODEL = (
+    "checkpoint",
+    "revision",
+    "engine",
+    "name",
+    "mm_processor_kwargs",
+    "backend",
+    "bos",
+    "balance",
+    *_OF_HTTP,
+)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -65,7 +76,7 @@ def _parser() -> argparse.ArgumentParser:
     _processor_flags(process)
     process.set_defaults(run=_process)
 
-    tokens = commands.add_parser("tokens", help="count the prompt tokens of pictures, or of a conversation")
+    tokens = commands.add_parser("tokens", help="count the embedded tokens of pictures, or those of a conversation")
     tokens.add_argument("checkpoint", help=_CHECKPOINT)
     tokens.add_argument("images", nargs="*", metavar="IMAGE")
     tokens.add_argument("--size", action="append", default=[], metavar="WxH", help="a size instead of a picture")
@@ -82,6 +93,7 @@ def _parser() -> argparse.ArgumentParser:
     parity.add_argument("checkpoint", help=_CHECKPOINT)
     parity.add_argument("images", nargs="+", metavar="IMAGE", help="pictures, given to both as Pillow opens them")
     parity.add_argument("--engine", metavar="URL", help="compare with a running vLLM instead: its /render, over HTTP")
+    parity.add_argument("--engine-api-key", default="", metavar="KEY", help="sent to it")
     _processor_flags(parity)
     parity.set_defaults(run=_parity)
 
@@ -102,6 +114,7 @@ def _parser() -> argparse.ArgumentParser:
         "--name", default="", help="the model's name for clients (default: the id, the directory's or the engine's)"
     )
     _options_flag(serve)
+    _backend_flag(serve)
     serve.add_argument("--bos", help="the token before a prompt as engine (default) or transformers would have it")
     serve.add_argument(
         "--balance",
@@ -128,9 +141,7 @@ def _parser() -> argparse.ArgumentParser:
 
 def _processor_flags(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--revision", help=_REVISION)
-    parser.add_argument(
-        "--backend", choices=list(get_args(Backend)), help="whose numbers (default: the first there is)"
-    )
+    _backend_flag(parser)
     _options_flag(parser)
     parser.add_argument("--rgb", choices=["pixelgate", "hf"], default="pixelgate", help="whose conversion to 8-bit RGB")
 
@@ -138,6 +149,12 @@ def _processor_flags(parser: argparse.ArgumentParser) -> None:
 def _http_flags(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--engine-model", default="", metavar="NAME", help="the model's name at engines behind HTTP")
     parser.add_argument("--engine-api-key", default="", metavar="KEY", help="a key for engines behind HTTP")
+
+
+def _backend_flag(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--backend", choices=list(get_args(Backend)), help="whose numbers (default: the first there is)"
+    )
 
 
 def _options_flag(parser: argparse.ArgumentParser) -> None:
@@ -234,7 +251,8 @@ def _parity(parsed: argparse.Namespace) -> int:
 
     if parsed.engine:
         with _gateway_installed():
-            verdicts = asyncio.run(against_engine(_processor(parsed), parsed.images, parsed.engine))
+            asked = against_engine(_processor(parsed), parsed.images, parsed.engine, parsed.engine_api_key)
+            verdicts = asyncio.run(asked)
     else:
         verdicts = against_transformers(_processor(parsed), parsed.images)
     for verdict in verdicts:
@@ -258,8 +276,7 @@ def _serve(parsed: argparse.Namespace) -> None:
 
 
 def _settings(parsed: argparse.Namespace) -> GatewaySettings:
-    of_a_model = ("checkpoint", "revision", "engine", "name", "mm_processor_kwargs", "bos", "balance", *_OF_HTTP)
-    if parsed.config and any(getattr(parsed, name) for name in of_a_model):
+    if parsed.config and any(getattr(parsed, name) for name in _OF_A_MODEL):
         raise ConfigError("give either --config or a checkpoint with its own flags, not both")
     models: tuple[ModelSettings, ...] = ()
     if parsed.checkpoint == "":
@@ -271,6 +288,7 @@ def _settings(parsed: argparse.Namespace) -> GatewaySettings:
             parsed.name,
             revision=parsed.revision,
             mm_processor_kwargs=parsed.mm_processor_kwargs,
+            backend=parsed.backend,
             bos=parsed.bos or "engine",
             balance=parsed.balance or "least-load",
             **{name: getattr(parsed, name) for name in _OF_HTTP},

@@ -44,14 +44,14 @@ def against_transformers(processor: Processor, images: Sequence[str | Path]) -> 
     return list(compare(ours, {name: _array(value) for name, value in expected.items()}))
 
 
-async def against_engine(processor: Processor, images: Sequence[str | Path], url: str) -> list[Verdict]:
+async def against_engine(processor: Processor, images: Sequence[str | Path], url: str, key: str = "") -> list[Verdict]:
     """Compare with what the vLLM at ``url`` would feed its model, one picture at a time. Raises EngineError."""
     from pixelgate.engines.render import render
 
     verdicts = []
     for number, image in enumerate(images):
         data = read_path(image, processor.policy)
-        theirs = await render(url, data, processor.checkpoint.options)
+        theirs = await render(url, data, processor.checkpoint.options, key)
         dtype = theirs.arrays[processor.family.pixels_name].dtype.name if theirs.arrays else None
         plan, ours = _item(processor, data, dtype)
         name = f"[{number}] " if len(images) > 1 else ""

@@ -67,7 +67,9 @@ def chat_engine(url: str, **deps: Any) -> ChatEngine:
 def remote(url: str) -> EngineWithFiles:
     """The engine that ``url`` names, to be asked for its files. An embedded one has none and is a ConfigError, too."""
     if _scheme(url) != vllm_grpc.SCHEME:
-        raise ConfigError(f"{url} has no files of its own: give CHECKPOINT, a directory or hub id")
+        raise ConfigError(
+            f"{url} has no files of its own, as vllm+grpc:// engines have: give CHECKPOINT, a directory or hub id"
+        )
     return _vllm_grpc(url, {})
 
 

@@ -31,7 +31,7 @@ class Rendered:
     arrays: Mapping[str, NDArray[Any]]
 
 
-async def render(url: str, data: bytes, options: Mapping[str, Any]) -> Rendered:
+async def render(url: str, data: bytes, options: Mapping[str, Any], key: str = "") -> Rendered:
     """Ask the engine at ``url`` about one encoded picture. Raises EngineError."""
     url = url.rstrip("/")
     if not url.startswith(("http://", "https://")):
@@ -41,7 +41,8 @@ async def render(url: str, data: bytes, options: Mapping[str, Any]) -> Rendered:
     body: dict[str, Any] = {"messages": [{"role": "user", "content": content}], "max_tokens": 1}
     if options:
         body["mm_processor_kwargs"] = dict(options)
-    async with aiohttp.ClientSession(timeout=_TIMEOUT, trust_env=False) as session:
+    headers = {"authorization": f"Bearer {key}"} if key else None
+    async with aiohttp.ClientSession(timeout=_TIMEOUT, trust_env=False, headers=headers) as session:
         models = await _json(session.get(f"{url}/v1/models"), url)
         try:
             body["model"] = models["data"][0]["id"]

@@ -114,8 +114,8 @@ class Endpoint(ABC):
     def model(self, name: str) -> tuple[ServedModel, EngineFacts]:
         """The model that clients call ``name``. Raises ModelNotFoundError."""
         if name not in self.models:
-            known = ", ".join(self.models)
-            raise ModelNotFoundError(f"this gateway does not serve that model; it serves {known}", param="model")
+            known = ", ".join(self.models) or "none whose prompts it makes itself"
+            raise ModelNotFoundError(f"this gateway does not serve that model here; it serves {known}", param="model")
         model = self.models[name]
         return model, model.facts
 

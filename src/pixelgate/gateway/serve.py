@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import math
 import resource
 import socket
 import ssl
@@ -28,6 +29,9 @@ from pixelgate.gateway.served import ServedModel
 from pixelgate.gateway.settings import GatewaySettings, refuse_same_names
 from pixelgate.process import keep_memory
 
+log = logging.getLogger(__name__)
+
+_LOOPBACK = ("127.0.0.1", "::1", "localhost")
 _STRANGERS = ("Invalid HTTP request", "Unsupported upgrade request", "No supported WebSocket library")
 
 
@@ -40,6 +44,8 @@ def run(settings: GatewaySettings) -> None:
     allow_open_files()
     if settings.shm == "auto":
         shm.sweep()
+    if settings.host not in _LOOPBACK and not (settings.api_keys or settings.api_key_file):
+        log.warning("anybody who reaches %s may ask: no API key is set", settings.host)
     with contextlib.suppress(KeyboardInterrupt):  # uvicorn raises SIGINT anew once everything is closed
         _run(settings)
 
@@ -145,7 +151,7 @@ def _config(app: object, settings: GatewaySettings, **options: Any) -> uvicorn.C
         server_header=False,
         proxy_headers=False,  # it would believe whoever asks from loopback; access.py asks whom to trust
         log_config=None,
-        timeout_graceful_shutdown=30,
+        timeout_graceful_shutdown=math.ceil(settings.shutdown_timeout),
         **options,
     )
 

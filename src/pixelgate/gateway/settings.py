@@ -36,7 +36,7 @@ _COUNTS = (
     "max_pixels_in_flight",
     "workers",
 )
-_SECONDS = ("header_timeout", "body_timeout", "write_timeout", "keep_alive_timeout")
+_SECONDS = ("header_timeout", "body_timeout", "write_timeout", "keep_alive_timeout", "shutdown_timeout")
 
 
 @dataclass(frozen=True)
@@ -189,6 +189,9 @@ class GatewaySettings:
 
     buffer_bytes: int = 256 * MIB
     """Tensor memory kept for the next request."""
+
+    shutdown_timeout: float = 25.0
+    """Seconds that requests under way may go on after a signal to end."""
 
     engine_wait: float = 60.0
     """Seconds to wait at start-up for the engines to answer."""
