@@ -62,7 +62,7 @@ async def test_an_engine_behind_http(capsys):
 async def test_an_engine_without_files_of_its_own_needs_a_checkpoint(capsys):
     async with StrictHttpEngine(CHECKPOINT, device_normalize=True) as engine:
         assert await examined("--engine", engine.url) == 1
-    assert "has no files of its own: give CHECKPOINT" in capsys.readouterr().err
+    assert "has no files of its own, as vllm+grpc:// engines have: give CHECKPOINT" in capsys.readouterr().err
 
 
 async def test_an_engine_that_says_little(capsys):

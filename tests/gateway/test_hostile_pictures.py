@@ -152,11 +152,13 @@ class Host:
 
     async def serve(self, reader, writer):
         self.tasks.add(asyncio.current_task())
-        with contextlib.suppress(ConnectionError, asyncio.IncompleteReadError):
-            path = (await reader.readuntil(b"\r\n\r\n")).decode().split(" ")[1]
-            self.asked.append(path)
-            await getattr(self, path.strip("/").partition("?")[0])(writer, path)
-        writer.close()
+        try:
+            with contextlib.suppress(ConnectionError, asyncio.IncompleteReadError):
+                path = (await reader.readuntil(b"\r\n\r\n")).decode().split(" ")[1]
+                self.asked.append(path)
+                await getattr(self, path.strip("/").partition("?")[0])(writer, path)
+        finally:
+            writer.close()
 
     def head(self, writer, length, status="200 OK", *more):
         lines = [f"HTTP/1.1 {status}", "Connection: close", f"Content-Length: {length}", *more, "", ""]
