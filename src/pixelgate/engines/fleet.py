@@ -6,6 +6,7 @@ import asyncio
 import hashlib
 import logging
 import time
+from abc import ABC, abstractmethod
 from collections.abc import AsyncGenerator, Awaitable, Callable, Collection, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, replace
@@ -54,7 +55,7 @@ class _Member:
     trouble: str = ""
 
 
-class Pool(Generic[_Request, _Answer]):
+class Pool(ABC, Generic[_Request, _Answer]):
     """Engines that serve the same model and take the same requests; ``find``, where there may be others later, looks.
 
     Every engine is looked at every ``look_interval`` seconds once `connect` has been called; between two looks at one
@@ -175,9 +176,9 @@ class Pool(Generic[_Request, _Answer]):
         await asyncio.gather(*tasks, return_exceptions=True)
         await asyncio.gather(*(member.engine.close() for member in self._members))
 
+    @abstractmethod
     def _picture(self, request: _Request) -> str:
         """The identity of the first picture of a request; empty where it has none."""
-        raise NotImplementedError
 
     async def _choose(self, request: _Request, turn: int, tried: Collection[_Member]) -> _Member:
         start = turn % max(len(self._members), 1)

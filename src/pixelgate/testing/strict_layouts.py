@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -37,7 +38,7 @@ class Small:
 
 
 @dataclass(frozen=True)
-class Layout:
+class Layout(ABC):
     """``pixels`` is the shape of an image's pixels, or of a row of them where the images lie one after the other.
 
     In that case ``sizes`` names the tensor with each image's rows.
@@ -48,9 +49,9 @@ class Layout:
     sizes: str | None = None
     key: str = "pixel_values"
 
+    @abstractmethod
     def runs(self, pixels: Sequence[int], small: Mapping[str, NDArray[Any]]) -> list[Runs]:
         """The span of every image, from the shape of all pixels and the other tensors. Raises Refused."""
-        raise NotImplementedError
 
 
 @dataclass(frozen=True)
