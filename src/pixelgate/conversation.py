@@ -10,7 +10,7 @@ import msgspec
 
 from pixelgate.errors import ConfigError, MediaError, RequestError
 from pixelgate.gateway.chat import render
-from pixelgate.gateway.messages import references
+from pixelgate.gateway.messages import Reference, references
 from pixelgate.gateway.served import open_prompting
 from pixelgate.gateway.wire import ChatRequest, parse_chat
 from pixelgate.media import source
@@ -37,9 +37,7 @@ def count(processor: Processor, file: Path) -> Counted:
     try:
         request = _request(file)
         processor = processor.with_options(**(request.mm_processor_kwargs or {}))
-        pictures = [
-            _picture(processor, file.parent, param, reference) for param, reference in references(request.messages)
-        ]
+        pictures = [_picture(processor, file.parent, reference) for reference in references(request.messages)]
         prompt = render(request, open_prompting(processor), processor.family, [plan for _, plan in pictures])
     except RequestError as error:
         error.message = f"{file}: {error.message}"
@@ -58,12 +56,15 @@ def _request(file: Path) -> ChatRequest:
     return parse_chat(msgspec.json.encode({"model": "", **body}))
 
 
-def _picture(processor: Processor, folder: Path, param: str, reference: str) -> tuple[str, ImagePlan]:
+def _picture(processor: Processor, folder: Path, reference: Reference) -> tuple[str, ImagePlan]:
     """Its name and its plan."""
+    param, url = reference.param, reference.url
     try:
-        if not _URL.match(reference):
-            name, header = reference, processor.header(folder / reference)
-        elif isinstance(parsed := source.parse(reference, processor.policy), source.DataSource):
+        if url is None:
+            raise MediaError("here a picture is needed, not its uuid alone: give a file or a data: URL")
+        if not _URL.match(url):
+            name, header = url, processor.header(folder / url)
+        elif isinstance(parsed := source.parse(url, processor.policy), source.DataSource):
             name, header = param, processor.header(source.payload(parsed, processor.policy))
         else:
             raise MediaError("nothing is fetched here: give a file or a data: URL")

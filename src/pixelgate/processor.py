@@ -7,6 +7,7 @@ import math
 import operator
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal, TypeAlias, get_args
 
@@ -211,7 +212,7 @@ class Processor:
         """Whose way with files ``rgb="hf"`` follows: remote code is handed pictures that Pillow opened."""
         return "torchvision" if self.backend == "torchvision" else "pil"
 
-    @property
+    @cached_property
     def fingerprint(self) -> str:
         """64 hex digits over everything that decides the pixels, besides the encoded picture and the call."""
         rgb = (self.policy.rgb, self.policy.background_rgb)

@@ -7,7 +7,7 @@ import re
 
 import httpx
 import pytest
-from running import EOS, IM_START, PAD, PATH, REPLY, events, image, picture, text
+from running import EOS, IM_START, PAD, PATH, REPLY, events, gateway, image, picture, strict_engine, text
 
 from pixelgate.pixels.buffers import BufferPool
 
@@ -305,7 +305,7 @@ async def test_metrics(house):
         }
 
     before = await now()
-    await house.ask([image(picture(224, 280)), image(picture(56, 56))])
+    await house.ask([image(picture(224, 280, 7)), image(picture(56, 56, 7))])
     await house.ask("Hello", stream=True)
     await house.ask([image(picture(402, 2))])
     after = await now()
@@ -323,21 +323,21 @@ async def test_metrics(house):
     assert response.headers["content-type"].startswith("text/plain; version=0.0.4")
 
 
-async def test_memory_is_given_back_when_the_engine_has_it_and_not_before(house, monkeypatch):
+async def test_memory_is_given_back_when_the_engine_has_it_and_not_before(monkeypatch):
     give, given = BufferPool.give, []
 
     def noted(pool, array):
-        given.append((array.shape, len(house.engines["bfloat16"].requests) - before))
+        given.append((array.shape, len(engine.requests)))
         give(pool, array)
 
     monkeypatch.setattr(BufferPool, "give", noted)
-    before = len(house.engines["bfloat16"].requests)
-    for stream in (False, True):
-        await house.ask([image(picture(56, 56)), image(picture(28, 112))], model="bfloat16", stream=stream)
-    assert sorted(given) == [((16, 1176), 1), ((16, 1176), 1), ((16, 1176), 2), ((16, 1176), 2)]
-    given.clear()
-    assert (await house.ask([image(picture(56, 56)), image(b"no picture")], model="bfloat16")).status_code == 400
-    assert given == []
+    async with strict_engine() as engine, gateway(engine.url, tensor_cache_bytes=0) as running:
+        for stream in (False, True):
+            await running.ask([image(picture(56, 56)), image(picture(28, 112))], stream=stream)
+        assert sorted(given) == [((16, 1176), 1), ((16, 1176), 1), ((16, 1176), 2), ((16, 1176), 2)]
+        given.clear()
+        assert (await running.ask([image(picture(56, 56)), image(b"no picture")])).status_code == 400
+        assert given == []
 
 
 async def test_requests_at_once_get_their_own_pixels_and_answers(house, processor, tokenizer):

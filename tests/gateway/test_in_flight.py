@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import threading
 import time
 
 import pytest
 from aiohttp import web
 from running import error_of, gateway, image, picture, strict_engine, tasks, until
 
-from pixelgate.gateway import chat
+from pixelgate.gateway import pictures, services
 from pixelgate.gateway.budget import Budget
 from pixelgate.media.policy import MediaPolicy
 
@@ -20,11 +21,11 @@ def budgets(monkeypatch):
     """The budgets of the gateways that are made meanwhile, by unit."""
     made = {}
 
-    def make(unit, total, wait):
-        made[unit] = Budget(unit, total, wait)
+    def make(unit, *limits):
+        made[unit] = Budget(unit, *limits)
         return made[unit]
 
-    monkeypatch.setattr(chat, "Budget", make)
+    monkeypatch.setattr(services, "Budget", make)
     return made
 
 
@@ -106,18 +107,22 @@ async def test_fetched_bytes_count_as_they_arrive(budgets):
         assert budgets["bytes"].used == 20_000
 
 
-async def test_pixels_are_taken_for_a_whole_request_at_once(budgets):
-    async with strict_engine() as engine, small(engine, max_pixels_in_flight=100 * 100 * 2) as running:
-        two = [image(picture(100, 100))] * 2
-        assert (await running.ask(two)).status_code == 200
-        response = await running.ask([*two, image(picture(10, 10))])
+async def test_pixels_are_taken_picture_by_picture_and_tensors_for_a_whole_request(budgets):
+    limits = {"max_pixels_in_flight": 100 * 100, "max_tensor_bytes_in_flight": 160_000}
+    async with strict_engine() as engine, small(engine, **limits) as running:
+        assert (await running.ask([image(picture(100, 100, n)) for n in (1, 2)])).status_code == 200
+        response = await running.ask([image(picture(100, 101))])
+        assert response.status_code == 413
+        assert "10000 pixels that all requests" in error_of(response)["message"]
+        response = await running.ask([image(picture(56, 56, n)) for n in range(5)] * 3)
         assert response.status_code == 413
         assert error_of(response)["param"] == "messages"
+        assert "160000 bytes of tensors that all" in error_of(response)["message"]
         await budgets["pixels"].take(1)
-        assert (await running.ask(two)).status_code == 429
-        assert (await running.ask(two[:1])).status_code == 200
+        assert (await running.ask([image(picture(100, 100, 3))])).status_code == 429
+        assert (await running.ask([image(picture(100, 99, 3))])).status_code == 200
         assert budgets["pixels"].used == 1
-        assert budgets["bytes"].used == 0
+        assert budgets["bytes"].used == budgets["bytes of tensors"].used == 0
 
 
 @pytest.mark.parametrize(
@@ -149,16 +154,18 @@ async def test_clients_that_hang_up_give_everything_back(budgets, monkeypatch):
         asked.cancel()
         await nothing_is_held(budgets)
 
-        slow = asyncio.Event()
+        slow, leave = threading.Event(), threading.Event()
 
-        async def stay(*arguments):
+        def stay(*arguments, **options):
             slow.set()
-            await asyncio.sleep(30)
+            leave.wait(30)
 
-        monkeypatch.setattr(chat, "tensor", stay)
+        monkeypatch.setattr(pictures, "execute", stay)
         asked = asyncio.create_task(running.ask([image(picture(56, 56))]))
-        await slow.wait()
+        await asyncio.to_thread(slow.wait)
         assert budgets["pixels"].used == 56 * 56
+        assert budgets["bytes of tensors"].used > 0
+        asyncio.get_running_loop().call_later(0.1, leave.set)
         asked.cancel()
         await nothing_is_held(budgets)
         await until(lambda: tasks() <= before)

@@ -30,12 +30,12 @@ def test_references_are_in_authored_order_and_say_where_they_stand():
         {"role": "system", "content": "Look."},
         {"role": "user", "content": [text("one"), image("u:1"), text("two"), image("u:2")]},
         {"role": "assistant", "content": "Yes."},
-        {"role": "user", "content": [{"type": "image_url", "image_url": "u:3"}]},
+        {"role": "user", "content": [{"type": "image_url", "image_url": "u:3", "uuid": "mine"}]},
     )
     assert list(references(messages)) == [
-        ("messages[1].content[1].image_url", "u:1"),
-        ("messages[1].content[3].image_url", "u:2"),
-        ("messages[3].content[0].image_url", "u:3"),
+        ("messages[1].content[1].image_url", "u:1", None),
+        ("messages[1].content[3].image_url", "u:2", None),
+        ("messages[3].content[0].image_url", "u:3", "mine"),
     ]
 
 
@@ -91,7 +91,7 @@ def test_every_spelling_of_a_part():
         {"role": "user", "content": []},
         {"role": "user", "content": ""},
     )
-    assert [url for _, url in references(messages)] == ["u:1", "u:2", "u:3"]
+    assert [reference.url for reference in references(messages)] == ["u:1", "u:2", "u:3"]
     assert [m["content"] for m in for_template(messages)] == [
         [{"type": "text", "text": "a"}, {"type": "image"}],
         [{"type": "image"}],

@@ -10,7 +10,7 @@ from running import error_of, gateway, image, picture, strict_engine, text
 
 from pixelgate.demo import CHECKPOINT
 from pixelgate.engines import vllm_item
-from pixelgate.gateway import chat
+from pixelgate.gateway import memory, services
 from pixelgate.gateway.budget import Budget
 from pixelgate.parity import against_engine
 from pixelgate.pixels.buffers import BufferPool
@@ -132,10 +132,13 @@ async def test_memory_is_given_back_and_the_answer_counts(monkeypatch):
         budgets[unit] = Budget(unit, *rest)
         return budgets[unit]
 
-    monkeypatch.setattr(chat, "BufferPool", pool)
-    monkeypatch.setattr(chat, "Budget", budget)
+    monkeypatch.setattr(memory, "BufferPool", pool)
+    monkeypatch.setattr(services, "Budget", budget)
     data = picture(300, 300)
-    async with strict_engine() as engine, gateway(engine.url, max_bytes_in_flight=1_000_000) as running:
+    async with (
+        strict_engine() as engine,
+        gateway(engine.url, max_bytes_in_flight=1_000_000, tensor_cache_bytes=0) as running,
+    ):
         response = await render(running, [image(data)])
         assert response.status_code == 200
         assert pools[0].idle_bytes >= 308 * 308 * 3 * 2

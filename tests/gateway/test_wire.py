@@ -94,7 +94,7 @@ def refused(sent):
         (
             part(type="image_url", image_url=None),
             "messages[0].content[1].image_url",
-            "messages[0].content[1].image_url must be a string or an object, not null",
+            "messages[0].content[1].image_url is missing",
         ),
         (
             part(type="image_url", image_url={}),

@@ -115,9 +115,9 @@ class Delta:
 class EngineFacts:
     """What an engine says of itself, over one connection: after the next one it may be another.
 
-    ``pixel_dtype`` is the dtype in which it wants pixel tensors, ``checkpoint`` where it has its weights from, in its
-    own words, ``shared_memory`` which /dev/shm it sees. Without ``takes_mixed_shapes`` the pixels of a request are one
-    dense tensor.
+    ``pixel_dtype`` is the dtype in which it wants pixel tensors, ``max_tensor_bytes`` what a request to it can carry,
+    ``checkpoint`` where it has its weights from, in its own words, ``shared_memory`` which /dev/shm it sees. Without
+    ``takes_mixed_shapes`` the pixels of a request are one dense tensor.
     """
 
     model_name: str
@@ -126,6 +126,7 @@ class EngineFacts:
     max_context: int | None = None
     max_images: int | None = None
     max_embeddings_per_image: int | None = None
+    max_tensor_bytes: int | None = None
     takes_mixed_shapes: bool = True
     eos_token_ids: tuple[int, ...] = ()
     checkpoint: str = ""
@@ -161,6 +162,8 @@ def misfit(request: EngineRequest, facts: EngineFacts) -> str:
     largest = max((plan.tokens for plan in images.plans), default=0)
     if facts.max_embeddings_per_image is not None and largest > facts.max_embeddings_per_image:
         return f"The engine takes pictures of at most {facts.max_embeddings_per_image} tokens."
+    if facts.max_tensor_bytes is not None and sum(t.nbytes for t in images.tensors) > facts.max_tensor_bytes:
+        return f"The engine takes at most {facts.max_tensor_bytes} bytes of tensors."
     return ""
 
 

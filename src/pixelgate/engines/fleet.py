@@ -29,7 +29,7 @@ LOOK_INTERVAL = 2.0  # seconds between two looks at every engine
 BREAKER_FAILURES = 5  # requests that fail one after another, until an engine is left alone
 BREAKER_PAUSE = 15.0  # seconds, for which it is
 
-_LIMITS = ("max_context", "max_images", "max_embeddings_per_image")
+_LIMITS = ("max_context", "max_images", "max_embeddings_per_image", "max_tensor_bytes")
 
 log = logging.getLogger(__name__)
 _Request = TypeVar("_Request")

@@ -8,6 +8,7 @@ from typing import Any, cast, get_args
 from smg_grpc_proto.generated import vllm_engine_pb2 as pb
 
 from pixelgate.engines.engine import Delta, EngineFacts, FinishReason, TokenLogprob
+from pixelgate.engines.vllm_wire import MAX_TENSOR_BYTES
 from pixelgate.errors import EngineError
 
 _FLOATS = ("float32", "bfloat16", "float16")
@@ -27,6 +28,7 @@ def told(model: pb.GetModelInfoResponse, server: pb.GetServerInfoResponse) -> En
         max_context=model.max_context_length or None,
         max_images=_max_images(server.mm_item_limits),
         max_embeddings_per_image=server.mm_encoder_budget or None,
+        max_tensor_bytes=MAX_TENSOR_BYTES,
         takes_mixed_shapes=False,
         eos_token_ids=tuple(model.eos_token_ids),
         checkpoint=model.model_path,

@@ -18,7 +18,7 @@ from pixelgate.engines.vllm_sampling import refuse_impossible, top_p
 from pixelgate.errors import EngineError, RequestError, TooLargeError
 from pixelgate.pixels.tensor import Tensor
 
-_MAX_TENSOR_BYTES = (1 << 31) - (64 << 20)  # protobuf's own limit of 2 GiB, less what else is in a message
+MAX_TENSOR_BYTES = (1 << 31) - (64 << 20)  # protobuf's own limit of 2 GiB, less what else is in a message
 _OPTIONAL_SAMPLING = (
     "top_p",
     "top_k",
@@ -48,7 +48,7 @@ def encode(request: EngineRequest, segments: Segments | None = None) -> bytes:
     if request.images is None:
         return bytes(message.SerializeToString())
     pixels = request.images.tensors[0]
-    if sum(tensor.nbytes for tensor in request.images.tensors) > _MAX_TENSOR_BYTES:
+    if sum(tensor.nbytes for tensor in request.images.tensors) > MAX_TENSOR_BYTES:
         raise TooLargeError(
             "The pictures of this request together make more than 2 GiB of tensors: send fewer or smaller ones."
         )

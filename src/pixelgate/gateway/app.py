@@ -17,13 +17,13 @@ from starlette.routing import Route
 
 from pixelgate.errors import RequestError
 from pixelgate.gateway.access import Access, digests
-from pixelgate.gateway.chat import Services
 from pixelgate.gateway.completions import ChatCompletions
 from pixelgate.gateway.endpoint import Endpoint
 from pixelgate.gateway.passthrough import PassThrough
 from pixelgate.gateway.render import RenderChat
 from pixelgate.gateway.replies import as_json, error_object
 from pixelgate.gateway.served import ServedModel
+from pixelgate.gateway.services import Services
 from pixelgate.gateway.settings import GatewaySettings
 from pixelgate.gateway.tokenization import Detokenize, Tokenize
 

@@ -1,39 +1,45 @@
-"""What all requests together may hold of something: encoded bytes, or pixels."""
+"""What all requests together may hold of something: encoded bytes, pixels, tensor bytes, workers."""
 
 from __future__ import annotations
 
 import asyncio
-from collections import deque
 from types import TracebackType
 from typing import Self
 
 from pixelgate.errors import BusyError, TooLargeError
+from pixelgate.gateway.fairness import NOBODY, FairQueue, Owner
+
+_BUSY = "the gateway has too much to do at the moment; try again later"
 
 
 class Budget:
-    """``total`` units of ``unit``, lent first come, first served, to requests that wait up to ``wait`` seconds.
+    """``total`` units of ``unit``, lent in turn to clients that wait up to ``wait`` seconds; None: for ever.
 
-    Used from one event loop. What a request takes at once it gets at once or not at all.
+    At most ``most_waiting`` requests wait, no client with more than its share of them. Used from one event loop. What a
+    request takes at once it gets at once or not at all.
     """
 
-    def __init__(self, unit: str, total: int, wait: float) -> None:
+    def __init__(self, unit: str, total: int, wait: float | None = None, most_waiting: int | None = None) -> None:
         self.unit = unit
         self.total = total
         self.wait = wait
+        self.most_waiting = most_waiting
         self.used = 0
-        self._queue: deque[tuple[int, asyncio.Future[None]]] = deque()
+        self._queue: FairQueue[tuple[int, asyncio.Future[None]]] = FairQueue()
 
-    def share(self) -> Share:
+    def share(self, owner: Owner = NOBODY) -> Share:
         """One request's part, empty; a context manager that gives all of it back however the request ends."""
-        return Share(self)
+        return Share(self, owner)
 
-    async def take(self, amount: int) -> None:
-        """Wait for ``amount`` and hold it. Raises BusyError after ``wait`` seconds."""
+    async def take(self, amount: int, owner: Owner = NOBODY) -> None:
+        """Wait for ``amount`` and hold it. Raises BusyError after ``wait`` seconds, or at once if too many wait."""
         if not self._queue and self.used + amount <= self.total:
             self.used += amount
             return
+        if self.most_waiting is not None and self._queue.is_full_for(owner, self.most_waiting):
+            raise BusyError(_BUSY)
         turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._queue.append((amount, turn))
+        self._queue.push(owner, (amount, turn))
         try:
             async with asyncio.timeout(self.wait):
                 await turn
@@ -41,9 +47,10 @@ class Budget:
             if turn.done() and not turn.cancelled():  # its turn came at the very moment of its end
                 self.give_back(amount)
             else:
+                turn.cancel()
                 self._lend()  # who stood behind it may fit
             if isinstance(failure, TimeoutError):
-                raise BusyError("the gateway has too much to do at the moment; try again later") from None
+                raise BusyError(_BUSY) from None
             raise
 
     def give_back(self, amount: int) -> None:
@@ -53,20 +60,21 @@ class Budget:
 
     def _lend(self) -> None:
         while self._queue:
-            amount, turn = self._queue[0]
+            amount, turn = self._queue.peek()
             if not turn.done():  # done ones have given up
                 if self.used + amount > self.total:
                     return
                 self.used += amount
                 turn.set_result(None)
-            self._queue.popleft()
+            self._queue.pop()
 
 
 class Share:
     """What one request holds of a budget."""
 
-    def __init__(self, budget: Budget) -> None:
+    def __init__(self, budget: Budget, owner: Owner) -> None:
         self._budget = budget
+        self._owner = owner
         self.held = 0
 
     async def take(self, amount: int) -> None:
@@ -76,7 +84,7 @@ class Share:
                 f"the request needs more than the {self._budget.total} {self._budget.unit} that all requests "
                 "together may hold"
             )
-        await self._budget.take(amount)
+        await self._budget.take(amount, self._owner)
         self.held += amount
 
     def release(self) -> None:

@@ -15,12 +15,12 @@ from pixelgate.engines.engine import EngineRequest
 from pixelgate.errors import ModelNotFoundError, NotCarriedError
 from pixelgate.gateway import passthrough, wire
 from pixelgate.gateway.answers import Piece
-from pixelgate.gateway.budget import Share
-from pixelgate.gateway.chat import Chat, Services, answer, prepare
+from pixelgate.gateway.chat import Chat, answer, prepare
 from pixelgate.gateway.endpoint import Endpoint, Exchange
 from pixelgate.gateway.passthrough import Passage, PassThrough
 from pixelgate.gateway.replies import as_json, error_object, noted
 from pixelgate.gateway.served import ServedModel
+from pixelgate.gateway.services import Held, Services
 
 
 class ChatCompletions(Endpoint):
@@ -38,7 +38,7 @@ class ChatCompletions(Endpoint):
         self._names = dict.fromkeys([*models, *passing])
         self._passing = passing
 
-    def begin(self, exchange: Exchange, body: bytes, encoded: Share) -> Coroutine[Any, Any, int]:
+    def begin(self, exchange: Exchange, body: bytes, held: Held) -> Coroutine[Any, Any, int]:
         """Read the body, and stream, complete or hand on."""
         with exchange.phases.measure("parse"):
             parsed = wire.parse_chat(body)
@@ -46,10 +46,10 @@ class ChatCompletions(Endpoint):
             known = ", ".join(self._names)
             raise ModelNotFoundError(f"this gateway does not serve that model; it serves {known}", param="model")
         passing = self._passing.get(parsed.model)
-        passage = Passage(exchange.own_id, parsed, passing, exchange.phases, encoded) if passing else None
+        passage = Passage(exchange.own_id, parsed, passing, exchange.phases, held) if passing else None
         if passage and parsed.model not in self.models:
             return self._hand_on(passage, exchange)
-        return self._tensors(self.chat(exchange, parsed, encoded), passage, exchange)
+        return self._tensors(self.chat(exchange, parsed, held), passage, exchange)
 
     async def _tensors(self, chat: Chat, passage: Passage | None, exchange: Exchange) -> int:
         """Answer through an engine that takes tensors, or, where it cannot take these, through the other kind."""

@@ -18,9 +18,11 @@ from pixelgate.engines.engine import Delta, EngineFacts, EngineRequest
 from pixelgate.engines.shm import namespace
 from pixelgate.errors import EngineError
 from pixelgate.gateway import received, wire
-from pixelgate.gateway.chat import Chat, Services, prepare
+from pixelgate.gateway.chat import Chat, prepare
+from pixelgate.gateway.fairness import Owner
 from pixelgate.gateway.metrics import Phases
 from pixelgate.gateway.served import ServedModel, open_model
+from pixelgate.gateway.services import Services
 from pixelgate.gateway.settings import GatewaySettings, ModelSettings
 
 _SIDE = 224
@@ -90,9 +92,9 @@ async def _probe(served: ServedModel, settings: GatewaySettings, tell: Tell) -> 
         facts = await served.connect(settings.engine_wait)
         services = Services.of(settings)
         async with services.running():
-            with services.encoded.share() as share:
+            with services.holding(Owner("doctor")) as held:
                 question, phases = wire.parse_chat(_question(served.name)), Phases(services.metrics)
-                chat = Chat("pixelgate-doctor", question, served, facts, phases, served.processor, share, "doctor")
+                chat = Chat("pixelgate-doctor", question, served, facts, phases, served.processor, held)
                 request = await prepare(chat, services)
         start = time.perf_counter()
         counted = (await _last(served, request)).prompt_tokens

@@ -20,11 +20,13 @@ from pixelgate.engines.engine import EngineFacts
 from pixelgate.errors import ModelNotFoundError, SlowRequestError, TooLargeError
 from pixelgate.gateway import wire
 from pixelgate.gateway.budget import Share
-from pixelgate.gateway.chat import Chat, Services, configured
+from pixelgate.gateway.chat import Chat, configured
+from pixelgate.gateway.fairness import Owner
 from pixelgate.gateway.messages import check_texts
 from pixelgate.gateway.metrics import Phases
 from pixelgate.gateway.replies import error_response, noted
 from pixelgate.gateway.served import ServedModel
+from pixelgate.gateway.services import Held, Services
 from pixelgate.gateway.settings import GatewaySettings
 
 log = logging.getLogger(__name__)
@@ -51,6 +53,11 @@ class Exchange:
     id: str
     own_id: str
     phases: Phases
+
+    @property
+    def owner(self) -> Owner:
+        """Whose it is: the client by the digest of its key, or its address."""
+        return Owner(self.request.state.client, self.own_id)
 
     @property
     def headers(self) -> dict[str, str]:
@@ -93,23 +100,22 @@ class Endpoint(ABC):
         self.models = models
 
     @abstractmethod
-    def begin(self, exchange: Exchange, body: bytes, encoded: Share) -> Coroutine[Any, Any, int]:
+    def begin(self, exchange: Exchange, body: bytes, held: Held) -> Coroutine[Any, Any, int]:
         """Read the body, and return the work of answering, whose result is the status under which to count it."""
 
-    def open_chat(self, exchange: Exchange, body: bytes, encoded: Share) -> Chat:
+    def open_chat(self, exchange: Exchange, body: bytes, held: Held) -> Chat:
         """A chat request from its body. Raises RequestError."""
         with exchange.phases.measure("parse"):
             parsed = wire.parse_chat(body)
-        return self.chat(exchange, parsed, encoded)
+        return self.chat(exchange, parsed, held)
 
-    def chat(self, exchange: Exchange, parsed: wire.ChatRequest, encoded: Share) -> Chat:
+    def chat(self, exchange: Exchange, parsed: wire.ChatRequest, held: Held) -> Chat:
         """A chat request for engines that take tensors. Raises RequestError."""
         model, facts = self.model(parsed.model)
         wire.refuse_unsupported(parsed)
         check_texts(parsed, self.services.settings.max_text_characters)
         processor = configured(model.processor, parsed, facts, trusted=self.services.settings.trust_request_mm_kwargs)
-        client = exchange.request.state.client
-        return Chat(exchange.own_id, parsed, model, facts, exchange.phases, processor, encoded, client)
+        return Chat(exchange.own_id, parsed, model, facts, exchange.phases, processor, held)
 
     def model(self, name: str) -> tuple[ServedModel, EngineFacts]:
         """The model that clients call ``name``. Raises ModelNotFoundError."""
@@ -142,8 +148,8 @@ class Endpoint(ABC):
     async def _respond(self, exchange: Exchange) -> int:
         """Answer, and return the status under which the request counts."""
         try:
-            with self.services.encoded.share() as encoded:
-                work = self.begin(exchange, await _body(exchange.request, self.services.settings, encoded), encoded)
+            with self.services.holding(exchange.owner) as held:
+                work = self.begin(exchange, await _body(exchange.request, self.services.settings, held.encoded), held)
                 return await _unless_gone(exchange.request.receive, work)
         except ClientDisconnect:
             raise

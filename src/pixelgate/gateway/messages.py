@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from pixelgate.errors import RequestError, TooLargeError
 from pixelgate.gateway.wire import ChatRequest, ImagePart, Message, Part
@@ -12,13 +12,24 @@ from pixelgate.gateway.wire import ChatRequest, ImagePart, Message, Part
 _OVERHEAD = 100
 
 
-def references(messages: Sequence[Message]) -> Iterator[tuple[str, str]]:
-    """(param, URL) of every picture, in the order in which the client wrote them."""
+class Reference(NamedTuple):
+    """A picture as a request refers to it: where it stands there, its URL, and the client's own name for it.
+
+    One of the two is given: a picture that was sent with its ``uuid`` before may be referred to by that alone.
+    """
+
+    param: str
+    url: str | None
+    uuid: str | None
+
+
+def references(messages: Sequence[Message]) -> Iterator[Reference]:
+    """Every picture, in the order in which the client wrote them."""
     for i, message in enumerate(messages):
         if isinstance(message.content, list):
             for j, part in enumerate(message.content):
                 if isinstance(part, ImagePart):
-                    yield f"messages[{i}].content[{j}].image_url", part.url
+                    yield Reference(f"messages[{i}].content[{j}].image_url", part.url, part.uuid or None)
 
 
 def check_texts(request: ChatRequest, most: int) -> None:

@@ -5,8 +5,11 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+
+from pixelgate.gateway.cache import Cache
 
 _SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
 _TOKENS = (16, 64, 256, 1024, 4096, 16384)
@@ -26,7 +29,15 @@ class Metrics:
             "pixelgate_image_tokens", "Prompt tokens of one picture.", buckets=_TOKENS, registry=self.registry
         )
         self.tensor_bytes = Counter("pixelgate_tensor_bytes", "Bytes of pixel tensors made.", registry=self.registry)
+        self.cache_events = Counter(
+            "pixelgate_cache_events", "Looks into a cache.", ["tier", "outcome"], registry=self.registry
+        )
+        self.cache_bytes = Gauge("pixelgate_cache_bytes", "Bytes kept in a cache.", ["tier"], registry=self.registry)
         self.in_flight = Gauge("pixelgate_requests_in_flight", "Requests under way.", registry=self.registry)
+
+    def watch_cache(self, tier: str, cache: Cache[Any, Any]) -> None:
+        """Show how much a cache holds."""
+        self.cache_bytes.labels(tier).set_function(lambda: cache.nbytes)
 
     def exposition(self) -> bytes:
         """The Prometheus text format."""

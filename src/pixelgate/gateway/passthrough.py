@@ -26,15 +26,14 @@ from pixelgate.engines.discovery import Discovery
 from pixelgate.engines.engine import EngineFacts
 from pixelgate.engines.fleet import ChatFleet
 from pixelgate.errors import OptionError, RequestError
-from pixelgate.gateway.budget import Share
-from pixelgate.gateway.chat import Services, naming, together
-from pixelgate.gateway.messages import references
+from pixelgate.gateway.messages import Reference, references
 from pixelgate.gateway.metrics import Phases
 from pixelgate.gateway.served import ServedModel, open_model
+from pixelgate.gateway.services import Held, Services, naming, together
 from pixelgate.gateway.settings import GatewaySettings, ModelSettings
 from pixelgate.gateway.waiting import until_available
-from pixelgate.gateway.wire import ChatRequest, ImagePart, Message
-from pixelgate.media import decode, files, source
+from pixelgate.gateway.wire import ChatRequest, ImagePart, ImageUrl, Message
+from pixelgate.media import decode
 from pixelgate.media.decode import Header
 from pixelgate.media.handing import handed_on, png
 from pixelgate.pixels import kernels
@@ -77,7 +76,7 @@ class Passage:
     request: ChatRequest
     model: PassThrough
     phases: Phases
-    encoded: Share
+    held: Held
 
 
 @dataclass(frozen=True)
@@ -149,17 +148,17 @@ async def prepare(passage: Passage, services: Services) -> ChatCall:
         )
     processor = model.processor and model.processor.with_options(**own)
     with passage.phases.measure("fetch"):
-        pictures = await together(obtain(passage, services, processor, param, url) for param, url in wanted)
-    with passage.phases.measure("preprocess"), services.pixels.share() as pixels, naming("messages"):
+        pictures = await together(obtain(passage, services, processor, each) for each in wanted)
+    with passage.phases.measure("preprocess"), services.pixels.share(passage.held.owner) as pixels, naming("messages"):
         await pixels.take(sum(picture.pixels for picture in pictures))
         urls = await together(_data_url(passage, services, processor, picture) for picture in pictures)
-        await passage.encoded.take(sum(map(len, urls)))
+        await passage.held.encoded.take(sum(map(len, urls)))
     left = iter(urls)
     body = {name: value for name, value in _fields(request).items() if value is not None}
     body["messages"] = [_message(message, left) for message in request.messages]
     if options := {**model.options, **own}:
         body["mm_processor_kwargs"] = options
-    first = await services.on_worker(_digest, pictures[0].data) if pictures else ""
+    first = await services.workers.run(passage.held.owner, _digest, pictures[0].data) if pictures else ""
     return ChatCall(body, nbytes=sum(map(len, urls)), picture=first)
 
 
@@ -176,28 +175,23 @@ async def answer(passage: Passage, call: ChatCall) -> AsyncGenerator[ChatObject,
             yield {**head, **{name: found[name] for name in _ANSWER if name in found}}
 
 
-async def obtain(
-    passage: Passage, services: Services, processor: Processor | None, param: str, reference: str
-) -> Picture:
+async def obtain(passage: Passage, services: Services, processor: Processor | None, reference: Reference) -> Picture:
     """Fetch a picture and look at its header; no pixel is decoded."""
-    policy, isolation = services.settings.media, services.isolation
+    policy, isolation, owner = services.settings.media, services.isolation, passage.held.owner
 
     def look(data: bytes, isolated: Header | None) -> Picture:
         header = isolated or (processor.header(data) if processor else decode.header(data, policy))
         plan = processor.plan(height=header.height, width=header.width) if processor else None
-        return Picture(param, data, header.height * header.width, isolated is not None, plan)
+        return Picture(reference.param, data, header.height * header.width, isolated is not None, plan)
 
-    with naming(param):
-        match source.parse(reference, policy):
-            case source.DataSource() as inside:  # counted with the body
-                data = await services.on_worker(source.payload, inside, policy)
-            case source.UrlSource() as url:
-                data = await services.fetcher.fetch(url, taking=passage.encoded.take)
-            case source.FileSource() as file:
-                data = await services.on_worker(files.read, file, policy)
-                await passage.encoded.take(len(data))
-        isolated = await isolation.header(data, _decoding(processor)) if isolation.takes(data) else None
-        return await services.on_worker(look, data, isolated)
+    with naming(reference.param):
+        if reference.url is None:
+            raise RequestError("this model's pictures are sent with their image_url every time, not by uuid alone")
+        data = await services.file(reference.url, passage.held)
+        isolated = None
+        if isolation.takes(data):
+            isolated = await services.apart(owner, isolation.header, data, _decoding(processor))
+        return await services.workers.run(owner, look, data, isolated)
 
 
 async def _data_url(passage: Passage, services: Services, processor: Processor | None, picture: Picture) -> str:
@@ -211,8 +205,10 @@ async def _data_url(passage: Passage, services: Services, processor: Processor |
         return f"data:{kind};base64,{pybase64.b64encode_as_string(file)}"
 
     with naming(picture.param):
-        rows = await services.isolation.rows(data, _decoding(processor)) if picture.isolated else None
-        url = await services.on_worker(work, rows)
+        rows = None
+        if picture.isolated:
+            rows = await services.apart(passage.held.owner, services.isolation.rows, data, _decoding(processor))
+        url = await services.workers.run(passage.held.owner, work, rows)
     services.metrics.images.inc()
     if plan:
         services.metrics.image_tokens.observe(plan.tokens)
@@ -265,5 +261,5 @@ def _message(message: Message, urls: Any) -> dict[str, Any]:
 
 
 def _picture(part: ImagePart, url: str) -> dict[str, Any]:
-    detail = None if isinstance(part.image_url, str) else part.image_url.detail
+    detail = part.image_url.detail if isinstance(part.image_url, ImageUrl) else None
     return {"type": "image_url", "image_url": {"url": url, **({"detail": detail} if detail else {})}}

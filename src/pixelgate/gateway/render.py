@@ -15,9 +15,9 @@ from starlette.responses import Response
 from pixelgate.engines import vllm_item
 from pixelgate.engines.engine import EngineRequest, Images
 from pixelgate.errors import RequestError
-from pixelgate.gateway.budget import Share
-from pixelgate.gateway.chat import Chat, give_back, naming, prepare
+from pixelgate.gateway.chat import Chat, give_back, prepare
 from pixelgate.gateway.endpoint import Endpoint, Exchange
+from pixelgate.gateway.services import Held, naming
 
 
 class RenderChat(Endpoint):
@@ -25,19 +25,19 @@ class RenderChat(Endpoint):
 
     path = "/v1/chat/completions/render"
 
-    def begin(self, exchange: Exchange, body: bytes, encoded: Share) -> Coroutine[Any, Any, int]:
+    def begin(self, exchange: Exchange, body: bytes, held: Held) -> Coroutine[Any, Any, int]:
         """Read the body and the query."""
         asked = exchange.request.query_params.get("tensors", "0")
         if asked not in ("0", "1"):
             raise RequestError("tensors must be 0 or 1", param="tensors")
-        return self._render(self.open_chat(exchange, body, encoded), exchange, asked == "1")
+        return self._render(self.open_chat(exchange, body, held), exchange, asked == "1")
 
     async def _render(self, chat: Chat, exchange: Exchange, with_tensors: bool) -> int:
         request = await prepare(chat, self.services)
         if with_tensors and request.images:
             with naming("messages"):
-                await chat.encoded.take(_answer_bytes(request.images))
-        data = await self.services.on_worker(rendered, chat.model.name, request, with_tensors)
+                await chat.held.encoded.take(_answer_bytes(request.images))
+        data = await self.services.workers.run(chat.held.owner, rendered, chat.model.name, request, with_tensors)
         give_back(chat, self.services)
         await exchange.reply(Response(data, media_type="application/json"))
         return 200

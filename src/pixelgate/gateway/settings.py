@@ -34,8 +34,11 @@ _COUNTS = (
     "max_connections",
     "max_bytes_in_flight",
     "max_pixels_in_flight",
+    "max_tensor_bytes_in_flight",
+    "max_queue",
     "workers",
 )
+_KEPT = ("buffer_bytes", "tensor_cache_bytes", "header_cache_bytes", "fetch_cache_bytes")
 _SECONDS = ("header_timeout", "body_timeout", "write_timeout", "keep_alive_timeout", "shutdown_timeout")
 
 
@@ -181,14 +184,29 @@ class GatewaySettings:
     max_pixels_in_flight: int = 512_000_000
     """Pixels of the pictures that all requests hold together while they are decoded and preprocessed."""
 
+    max_tensor_bytes_in_flight: int = 2048 * MIB
+    """Bytes of pixel tensors that all requests hold together until their engines have them."""
+
     budget_wait: float = 5.0
-    """Seconds for which a request waits for room in the two budgets above before it is answered 429."""
+    """Seconds for which a request waits for room in the three budgets above before it is answered 429."""
+
+    max_queue: int = 256
+    """Requests that wait for room in one of them, one client's no more than its share; one more is told 429 at once."""
 
     workers: int = field(default_factory=lambda: len(os.sched_getaffinity(0)))
     """Threads that decode and preprocess pictures. Default: the cores this process may use."""
 
-    buffer_bytes: int = 256 * MIB
+    buffer_bytes: int = 128 * MIB
     """Tensor memory kept for the next request."""
+
+    tensor_cache_bytes: int = 128 * MIB
+    """Finished tensors kept for pictures that come again."""
+
+    header_cache_bytes: int = 4 * MIB
+    """Sizes kept of pictures that come again, and the names (``uuid``) that clients have given them."""
+
+    fetch_cache_bytes: int = 0
+    """Fetched files kept for the client that asked, as long as their hosts' caching headers allow."""
 
     shutdown_timeout: float = 25.0
     """Seconds that requests under way may go on after a signal to end."""
@@ -217,8 +235,9 @@ class GatewaySettings:
         if self.special_tokens_in_text not in get_args(TypedSpecials):
             known = " or ".join(get_args(TypedSpecials))
             raise _wrong("special_tokens_in_text", f"must be {known}, not {self.special_tokens_in_text!r}")
-        if self.buffer_bytes < 0:
-            raise _wrong("buffer_bytes", f"must not be negative, not {self.buffer_bytes}")
+        for name in _KEPT:
+            if getattr(self, name) < 0:
+                raise _wrong(name, f"must not be negative, not {getattr(self, name)}")
         if self.shm not in get_args(SharedMemory):
             raise _wrong("shm", f"must be one of {', '.join(get_args(SharedMemory))}, not {self.shm!r}")
         for name, other in (("tls_cert", "tls_key"), ("tls_key", "tls_cert")):

@@ -8,10 +8,11 @@ from typing import Any
 import msgspec
 
 from pixelgate.errors import RequestError, TooLargeError
-from pixelgate.gateway.budget import Share
 from pixelgate.gateway.chat import Chat, plan_pictures, render_prompt
 from pixelgate.gateway.endpoint import Endpoint, Exchange
+from pixelgate.gateway.pictures import Pictures
 from pixelgate.gateway.replies import as_json
+from pixelgate.gateway.services import Held
 from pixelgate.gateway.wire import decoded
 from pixelgate.prompt.tokens import Tokenizer
 
@@ -45,26 +46,26 @@ class Tokenize(Endpoint):
 
     path = "/tokenize"
 
-    def begin(self, exchange: Exchange, body: bytes, encoded: Share) -> Coroutine[Any, Any, int]:
+    def begin(self, exchange: Exchange, body: bytes, held: Held) -> Coroutine[Any, Any, int]:
         """Read the body."""
         request = decoded(_TOKENIZE, body)
         has_messages = bytes(request.messages) not in (b"", b"null")
         if has_messages == (request.prompt is not None):
             raise RequestError("give either prompt or messages", param="prompt")
         if request.prompt is None:
-            return self._messages(exchange, request, self.open_chat(exchange, body, encoded))
+            return self._messages(exchange, request, self.open_chat(exchange, body, held))
         if len(request.prompt) > MAX_PROMPT_CHARACTERS:
             raise TooLargeError(f"prompt may have at most {MAX_PROMPT_CHARACTERS} characters", param="prompt")
         return self._prompt(exchange, request, request.prompt)
 
     async def _messages(self, exchange: Exchange, request: TokenizeRequest, chat: Chat) -> int:
-        await plan_pictures(chat, self.services)
+        await plan_pictures(chat, Pictures(self.services, chat.processor, chat.facts, chat.held))
         prompt = await render_prompt(chat, self.services)
         return await self._reply(exchange, request, prompt.token_ids, framed=bool(request.add_special_tokens))
 
     async def _prompt(self, exchange: Exchange, request: TokenizeRequest, prompt: str) -> int:
         model, _ = self.model(request.model)
-        ids = await self.services.on_worker(whole_prompt, model.tokenizer, prompt)
+        ids = await self.services.workers.run(exchange.owner, whole_prompt, model.tokenizer, prompt)
         return await self._reply(exchange, request, ids, framed=request.add_special_tokens is not False)
 
     async def _reply(self, exchange: Exchange, request: TokenizeRequest, ids: Sequence[int], *, framed: bool) -> int:
@@ -73,7 +74,7 @@ class Tokenize(Endpoint):
         tokens = [*before, *ids, *after]
         texts = None
         if request.return_token_strs:
-            texts = await self.services.on_worker(lambda: [*map(model.tokenizer.token_text, tokens)])
+            texts = await self.services.workers.run(exchange.owner, lambda: [*map(model.tokenizer.token_text, tokens)])
         answer = {"count": len(tokens), "max_model_len": facts.max_context, "tokens": tokens, "token_strs": texts}
         await exchange.reply(as_json(answer))
         return 200
@@ -84,7 +85,7 @@ class Detokenize(Endpoint):
 
     path = "/detokenize"
 
-    def begin(self, exchange: Exchange, body: bytes, encoded: Share) -> Coroutine[Any, Any, int]:
+    def begin(self, exchange: Exchange, body: bytes, held: Held) -> Coroutine[Any, Any, int]:
         """Read the body."""
         request = decoded(_DETOKENIZE, body)
         model, _ = self.model(request.model)
@@ -93,7 +94,7 @@ class Detokenize(Endpoint):
         return self._text(exchange, model.tokenizer, request.tokens)
 
     async def _text(self, exchange: Exchange, tokenizer: Tokenizer, ids: Sequence[int]) -> int:
-        text = await self.services.on_worker(text_of, tokenizer, ids)
+        text = await self.services.workers.run(exchange.owner, text_of, tokenizer, ids)
         await exchange.reply(as_json({"prompt": text}))
         return 200
 

@@ -16,6 +16,7 @@ from pixelgate.errors import PixelgateError, RequestError
 
 MAX_STOPS = 16
 MAX_ANSWERS = 16
+MAX_UUID = 256
 _T = TypeVar("_T")
 Role = Literal["system", "developer", "user", "assistant", "tool"]
 
@@ -58,14 +59,15 @@ class ImageUrl(msgspec.Struct, frozen=True):
 
 
 class ImagePart(msgspec.Struct, tag_field="type", tag="image_url", frozen=True):
-    """A picture inside a message."""
+    """A picture inside a message. ``uuid`` is the client's own name for it, as in vLLM."""
 
-    image_url: ImageUrl | str
+    image_url: ImageUrl | str | None = None
+    uuid: str | None = None
 
     @property
-    def url(self) -> str:
+    def url(self) -> str | None:
         """The reference, in either spelling."""
-        return self.image_url if isinstance(self.image_url, str) else self.image_url.url
+        return self.image_url.url if isinstance(self.image_url, ImageUrl) else self.image_url
 
 
 class InputImagePart(ImagePart, tag="input_image", frozen=True):
@@ -197,6 +199,9 @@ def parse_chat(body: bytes | bytearray) -> ChatRequest:
     for i, message in enumerate(request.messages):
         if message.content is None and message.role != "assistant":
             raise RequestError(f"messages[{i}].content is missing", param=f"messages[{i}].content")
+        for j, part in enumerate(message.content if isinstance(message.content, list) else ()):
+            if isinstance(part, ImagePart):
+                _check_picture(part, f"messages[{i}].content[{j}]")
     for name, (low, high) in _RANGES.items():
         value = getattr(request, name)
         if value is not None and not low <= value <= high:
@@ -213,6 +218,13 @@ def parse_chat(body: bytes | bytearray) -> ChatRequest:
     # the checkpoint's alone: a template is a program
     _refuse({"chat_template": request.chat_template is not None, "documents": bool(request.documents)})
     return request
+
+
+def _check_picture(part: ImagePart, param: str) -> None:
+    if part.url is None and not part.uuid:
+        raise RequestError(f"{param}.image_url is missing", param=f"{param}.image_url")
+    if len(part.uuid or "") > MAX_UUID:
+        raise RequestError(f"{param}.uuid may have at most {MAX_UUID} characters", param=f"{param}.uuid")
 
 
 def refuse_unsupported(request: ChatRequest) -> None:

@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import asyncio
 import ipaddress
+import math
 import socket
 import zlib
 from collections.abc import Awaitable, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from types import TracebackType
 from typing import Any, Self
@@ -23,6 +24,7 @@ from yarl import URL
 
 from pixelgate._version import __version__
 from pixelgate.errors import FetchError, MediaError, TooLargeError
+from pixelgate.media import freshness
 from pixelgate.media.addresses import Address, permitted
 from pixelgate.media.policy import MediaPolicy
 from pixelgate.media.source import UrlSource, join
@@ -42,6 +44,22 @@ _BROKE_OFF = "the picture's host broke off before the whole picture had arrived"
 
 _TRANSIENT_STATUS = (502, 503, 504)
 _RETRY_PAUSE = 0.1  # seconds; doubled with each retry
+
+
+@dataclass(frozen=True)
+class Fetched:
+    """A fetched file, and for how many seconds it may be used again without asking."""
+
+    data: bytes
+    fresh_for: float
+
+
+@dataclass(frozen=True)
+class _Redirect:
+    """Where an answer leads instead, and for how many seconds it does."""
+
+    source: UrlSource
+    fresh_for: float
 
 
 class _TransientError(FetchError):
@@ -111,7 +129,11 @@ class Fetcher:
         return list(dict.fromkeys(str(answer[4][0]) for answer in answers))
 
     async def fetch(self, source: UrlSource, deadline: float | None = None, taking: Taking | None = None) -> bytes:
-        """The body behind ``source``: at least one byte, at most ``policy.max_bytes``.
+        """The body behind ``source`` alone; see `get`."""
+        return (await self.get(source, deadline, taking)).data
+
+    async def get(self, source: UrlSource, deadline: float | None = None, taking: Taking | None = None) -> Fetched:
+        """What is behind ``source``: at least one byte, at most ``policy.max_bytes``.
 
         ``deadline`` is a time of the running loop's clock; the fetch ends by it, or ``policy.fetch_timeout`` seconds
         from now if that is sooner. ``taking`` is asked before more bytes are kept. Raises FetchError, or TooLargeError
@@ -124,16 +146,18 @@ class Fetcher:
         except TimeoutError:
             raise FetchError("the picture's host did not deliver it in time") from None
 
-    async def _follow(self, source: UrlSource, taking: Taking | None) -> bytes:
+    async def _follow(self, source: UrlSource, taking: Taking | None) -> Fetched:
+        fresh_for = math.inf
         for _ in range(self.policy.max_redirects + 1):
             outcome = await self._hop(source, taking)
-            if isinstance(outcome, bytes):
-                return outcome
-            source = outcome
+            fresh_for = min(fresh_for, outcome.fresh_for)  # the way must hold as long as what it leads to
+            if isinstance(outcome, Fetched):
+                return replace(outcome, fresh_for=fresh_for)
+            source = outcome.source
         raise FetchError(f"the picture's URL redirects more than {self.policy.max_redirects} times")
 
-    async def _hop(self, source: UrlSource, taking: Taking | None) -> bytes | UrlSource:
-        """The body, or the URL it redirects to; a GET may be repeated, so what looks transient is tried again."""
+    async def _hop(self, source: UrlSource, taking: Taking | None) -> Fetched | _Redirect:
+        """The file, or the URL it redirects to; a GET may be repeated, so what looks transient is tried again."""
         for retry in range(self.policy.fetch_retries):
             try:
                 return await self._request(source, taking)
@@ -141,7 +165,7 @@ class Fetcher:
                 await asyncio.sleep(_RETRY_PAUSE * 2**retry)
         return await self._request(source, taking)
 
-    async def _request(self, source: UrlSource, taking: Taking | None) -> bytes | UrlSource:
+    async def _request(self, source: UrlSource, taking: Taking | None) -> Fetched | _Redirect:
         if self._session is None:
             raise RuntimeError("use the fetcher inside 'async with'")
         _check_host(source.host, self.policy)
@@ -149,11 +173,12 @@ class Fetcher:
         try:
             async with self._session.get(url, allow_redirects=False, **options) as response:
                 if response.status in _REDIRECTS and "Location" in response.headers:
-                    return self._redirected(source, response.headers["Location"])
+                    target = self._redirected(source, response.headers["Location"])
+                    return _Redirect(target, freshness.seconds(response.headers))
                 if response.status != 200:
                     kind = _TransientError if response.status in _TRANSIENT_STATUS else FetchError
                     raise kind(f"the picture's host answered with HTTP status {response.status}")
-                return await self._body(response, taking)
+                return Fetched(await self._body(response, taking), freshness.seconds(response.headers))
         except (aiohttp.ClientError, OSError, zlib.error) as error:
             for cause, kind, message in _FAILURES:
                 if isinstance(error, cause):

@@ -46,9 +46,7 @@ class BufferPool:
 
     def give(self, array: NDArray[Any]) -> None:
         """Hand back an array that came from ``take``."""
-        memory = array
-        while isinstance(memory.base, np.ndarray):
-            memory = memory.base
+        memory = memory_of(array)
         if memory.size > self._max_idle:
             return
         with self._lock:
@@ -66,6 +64,13 @@ class BufferPool:
         if not waiting:
             del self._idle[size]
         return memory
+
+
+def memory_of(array: NDArray[Any]) -> NDArray[np.uint8]:
+    """All the memory behind an array that came from a pool."""
+    while isinstance(array.base, np.ndarray):
+        array = array.base
+    return array
 
 
 def _rounded(nbytes: int) -> int:

@@ -1,0 +1,124 @@
+"""One picture's way: reference -> file -> header -> plan -> tensor, as far as nobody has gone it before."""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pixelgate.engines.engine import EngineFacts
+from pixelgate.errors import ImageRefusedError, MediaError
+from pixelgate.gateway.memory import Known
+from pixelgate.gateway.messages import Reference
+from pixelgate.gateway.services import Held, Services, naming
+from pixelgate.gateway.tensors import Lease
+from pixelgate.pixels.plan import ImagePlan, execute
+from pixelgate.processor import Processor
+
+
+@dataclass(frozen=True)
+class Picture:
+    """A picture of a request: its file, what it will become, and its identity.
+
+    Without ``data`` the client has only named it: then there is a tensor, or the picture is refused.
+    """
+
+    param: str
+    data: bytes | None
+    known: Known
+    plan: ImagePlan
+    identity: str
+
+
+@dataclass(frozen=True)
+class Pictures:
+    """The pictures of one request, for the engines that ``facts`` are of."""
+
+    services: Services
+    processor: Processor
+    facts: EngineFacts
+    held: Held
+
+    async def obtain(self, reference: Reference) -> Picture:
+        """Fetch a picture and plan it from its header; no pixel is decoded."""
+        with naming(reference.param):
+            data = None if reference.url is None else await self.services.file(reference.url, self.held)
+            known = await self._known(data, reference.uuid)
+            plan = self.processor.plan(height=known.header.height, width=known.header.width)
+            largest = self.facts.max_embeddings_per_image
+            if largest is not None and plan.tokens > largest:
+                raise ImageRefusedError(
+                    f"a picture of {plan.width}x{plan.height} takes {plan.tokens} tokens; "
+                    f"the engine accepts at most {largest} for one picture"
+                )
+            return Picture(reference.param, data, known, plan, self._identity(known, plan))
+
+    async def tensor(self, picture: Picture) -> Lease:
+        """A picture's finished tensor: kept from before, or made, once for all who want it now."""
+        with naming(picture.param):
+            lease = await self.services.memory.tensor(picture.identity, lambda: self._made(picture))
+        metrics = self.services.metrics
+        metrics.images.inc()
+        metrics.image_tokens.observe(picture.plan.tokens)
+        return lease
+
+    async def _known(self, data: bytes | None, uuid: str | None) -> Known:
+        """What is known of a picture from before, or else from its header."""
+        memory, owner, decoding = self.services.memory, self.held.owner, self.processor.decoding
+        if data is not None:
+            known = await self.services.workers.run(owner, self._look, data)
+            if isinstance(known, str):  # its digest: only a process of its own may look at the file
+                header = await self.services.apart(owner, self.services.isolation.header, data, decoding)
+                known = Known(known, header, isolated=True)
+                memory.remember(known, decoding)
+            if uuid is not None:
+                memory.call(owner.client, uuid, known, decoding)
+            return known
+        called = memory.called(owner.client, uuid, decoding) if uuid is not None else None
+        if called is None:
+            raise _forgotten()
+        return called
+
+    def _look(self, data: bytes) -> Known | str:
+        digest, decoding = hashlib.sha256(data).hexdigest(), self.processor.decoding
+        known = self.services.memory.known(digest, decoding)
+        if known is None:
+            if self.services.isolation.takes(data):
+                return digest
+            known = Known(digest, self.processor.header(data), isolated=False)
+            self.services.memory.remember(known, decoding)
+        return known
+
+    def _identity(self, known: Known, plan: ImagePlan) -> str:
+        """64 hex digits that cover the pixels and everything that is done to them."""
+        facts = (self.processor.fingerprint, self.facts.pixel_dtype, plan.height, plan.width, plan.views, known.digest)
+        return hashlib.sha256(repr(facts).encode()).hexdigest()
+
+    async def _made(self, picture: Picture) -> NDArray[Any]:
+        """Decode a picture and run its plan, on one worker, into pooled memory."""
+        if (data := picture.data) is None:
+            raise _forgotten()
+        plan, owner, services = picture.plan, self.held.owner, self.services
+
+        def work(isolated: NDArray[np.uint8] | None) -> NDArray[Any]:
+            dtype = self.facts.pixel_dtype
+            image = self.processor.rgb(data) if isolated is None else isolated
+            # Taken on the worker: if it is cancelled meanwhile nobody has the array, and nobody reuses it.
+            out = services.memory.tensors.buffers.take(plan.shape, dtype)
+            return execute(plan, image, out, dtype=dtype)
+
+        with services.pixels.share(owner) as pixels:
+            await pixels.take(plan.height * plan.width)
+            rows = None
+            if picture.known.isolated:
+                rows = await services.apart(owner, services.isolation.rows, data, self.processor.decoding)
+            made = await services.workers.run(owner, work, rows)
+        services.metrics.tensor_bytes.inc(made.nbytes)
+        return made
+
+
+def _forgotten() -> MediaError:
+    return MediaError("no picture of this uuid is held any more: send it with its image_url")

@@ -1,0 +1,130 @@
+"""What all requests share, and what one request holds of it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterable, Iterator
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from pixelgate.errors import PixelgateError
+from pixelgate.gateway.budget import Budget, Share
+from pixelgate.gateway.fairness import Owner
+from pixelgate.gateway.memory import Memory
+from pixelgate.gateway.metrics import Metrics
+from pixelgate.gateway.settings import GatewaySettings
+from pixelgate.gateway.workers import Workers
+from pixelgate.media import files, source
+from pixelgate.media.decode import Backend
+from pixelgate.media.fetch import Fetcher
+from pixelgate.media.isolation import Isolation
+
+_T = TypeVar("_T")
+
+
+@dataclass(frozen=True)
+class Held:
+    """What a request holds: encoded bytes until its tensors are made, and these until the engine has read them."""
+
+    owner: Owner
+    encoded: Share
+    tensors: Share
+
+
+@dataclass(frozen=True)
+class Services:
+    """What all requests share."""
+
+    settings: GatewaySettings
+    fetcher: Fetcher
+    isolation: Isolation
+    workers: Workers
+    memory: Memory
+    metrics: Metrics
+    encoded: Budget
+    pixels: Budget
+    tensors: Budget
+    decoders: Budget
+
+    @classmethod
+    def of(cls, settings: GatewaySettings) -> Services:
+        """What a gateway with these settings shares."""
+
+        def budget(unit: str, total: int) -> Budget:
+            return Budget(unit, total, settings.budget_wait, settings.max_queue)
+
+        metrics = Metrics()
+        return cls(
+            settings=settings,
+            fetcher=Fetcher(settings.media),
+            isolation=Isolation(settings.media, settings.workers),
+            workers=Workers(settings.workers),
+            memory=Memory(settings, metrics),
+            metrics=metrics,
+            encoded=budget("bytes", settings.max_bytes_in_flight),
+            pixels=budget("pixels", settings.max_pixels_in_flight),
+            tensors=budget("bytes of tensors", settings.max_tensor_bytes_in_flight),
+            decoders=Budget("decoders", settings.workers),
+        )
+
+    @asynccontextmanager
+    async def running(self) -> AsyncIterator[None]:
+        """Open what has to be, and close it all in reverse."""
+        async with AsyncExitStack() as stack:
+            stack.callback(self.workers.shutdown)
+            await stack.enter_async_context(self.fetcher)
+            await stack.enter_async_context(self.isolation)
+            yield
+
+    async def file(self, url: str, held: Held) -> bytes:
+        """The encoded picture behind a reference, counted against what its request holds. Raises RequestError."""
+        policy, owner = self.settings.media, held.owner
+        match source.parse(url, policy):
+            case source.DataSource() as inside:  # counted with the body
+                return await self.workers.run(owner, source.payload, inside, policy)
+            case source.FileSource() as path:
+                data = await self.workers.run(owner, files.read, path, policy)
+                await held.encoded.take(len(data))
+                return data
+            case source.UrlSource() as outside:
+                if (kept := self.memory.file(owner.client, outside)) is not None:
+                    await held.encoded.take(len(kept))
+                    return kept
+                fetched = await self.fetcher.get(outside, taking=held.encoded.take)
+                self.memory.keep_file(owner.client, outside, fetched)
+                return fetched.data
+
+    async def apart(
+        self, owner: Owner, work: Callable[[bytes, Backend], Awaitable[_T]], data: bytes, decoding: Backend
+    ) -> _T:
+        """What a decoder process makes of a file: ``work`` is of `Isolation`, whose processes are given in turn."""
+        with self.decoders.share(owner) as decoder:
+            await decoder.take(1)
+            return await work(data, decoding)
+
+    @contextmanager
+    def holding(self, owner: Owner) -> Iterator[Held]:
+        """What a request holds, given back however it ends."""
+        with self.encoded.share(owner) as encoded, self.tensors.share(owner) as tensors:
+            yield Held(owner, encoded, tensors)
+
+
+async def together(work: Iterable[Coroutine[Any, Any, _T]]) -> list[_T]:
+    """Results of all, in order; the first failure cancels the rest and is raised."""
+    try:
+        async with asyncio.TaskGroup() as group:
+            tasks = [group.create_task(coroutine) for coroutine in work]
+    except BaseExceptionGroup as failures:
+        raise failures.exceptions[0] from None
+    return [task.result() for task in tasks]
+
+
+@contextmanager
+def naming(param: str) -> Iterator[None]:
+    """Errors raised inside get ``param``, the place in the request that they are about."""
+    try:
+        yield
+    except PixelgateError as error:
+        error.param = error.param or param
+        raise

@@ -1,0 +1,44 @@
+"""The threads that work on pictures and prompts, given to clients in turn."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any, TypeVar
+
+from pixelgate.gateway.budget import Budget
+from pixelgate.gateway.fairness import Owner
+
+_T = TypeVar("_T")
+_AHEAD = 2  # jobs handed over for each thread, so that none waits for the event loop between two
+
+
+class Workers:
+    """``threads`` threads. What waits for one waits in a fair queue: a request is done when its share is done."""
+
+    def __init__(self, threads: int) -> None:
+        self._pool = ThreadPoolExecutor(threads, thread_name_prefix="pixelgate-worker")
+        self._turns = Budget("jobs", _AHEAD * threads)
+
+    async def run(self, owner: Owner, work: Callable[..., _T], *arguments: Any) -> _T:
+        """The result of ``work`` on a thread. Cancelled before its turn it is not begun."""
+        await self._turns.take(1, owner)
+        loop = asyncio.get_running_loop()
+
+        def over(_: Future[_T]) -> None:
+            with contextlib.suppress(RuntimeError):  # the loop has ended meanwhile
+                loop.call_soon_threadsafe(self._turns.give_back, 1)
+
+        try:
+            job = self._pool.submit(work, *arguments)
+        except BaseException:
+            self._turns.give_back(1)
+            raise
+        job.add_done_callback(over)  # the thread's end, which may be long after this task's
+        return await asyncio.wrap_future(job)
+
+    def shutdown(self) -> None:
+        """Wait for what has begun, and begin nothing more."""
+        self._pool.shutdown(cancel_futures=True)
