@@ -1,6 +1,7 @@
 """Memory settings of a process."""
 
 import ctypes
+import gc
 
 import numpy as np
 import PIL.Image
@@ -43,9 +44,26 @@ def test_malloc_keeps_memory_where_it_can(monkeypatch, pillow_blocks, platform):
     monkeypatch.setattr(ctypes, "CDLL", Library)
     monkeypatch.setattr(process.sys, "platform", platform)
     process.keep_memory()
-    assert calls == ([(-3, 32 << 20), (-1, 512 << 20)] if platform == "linux" else [])
+    assert calls == ([(-3, 32 << 20), (-1, 512 << 20), (-8, 1)] if platform == "linux" else [])
 
 
 def test_a_library_without_mallopt_is_left_alone(monkeypatch, pillow_blocks):
     monkeypatch.setattr(ctypes, "CDLL", lambda name: object())
     process.keep_memory()
+    process.settle()
+
+
+def test_what_loading_took_is_given_back(monkeypatch):
+    trimmed = []
+
+    class Library:
+        def __init__(self, name):
+            self.malloc_trim = trimmed.append
+
+    monkeypatch.setattr(ctypes, "CDLL", Library)
+    try:
+        process.settle()
+        assert gc.get_freeze_count() > 1000
+    finally:
+        gc.unfreeze()
+    assert trimmed == ([0] if process.sys.platform == "linux" else [])

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import ctypes
+import gc
 import sys
+from typing import Any
 
 from PIL import Image
 
-_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # glibc's <malloc.h>
+_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD, _M_ARENA_MAX = -1, -3, -8  # glibc's <malloc.h>
 _LARGEST_HEAP_BLOCK = 32 << 20  # glibc takes no larger threshold
 _KEPT_HEAP = 512 << 20
 _PILLOW_BLOCK = 64 << 20  # four bytes a pixel: pictures of up to 16 megapixels are read where they lie
@@ -18,11 +20,24 @@ def keep_memory(pictures: int = 1) -> None:
 
     Fresh memory costs a page fault per 4 KiB, often more than the work done in it. Pillow then allocates pictures of up
     to 16 megapixels as one block, which the kernels read without a copy, and keeps up to ``pictures`` of them; glibc's
-    malloc keeps blocks of up to 32 MiB, in all up to 512 MiB. Other C libraries have no such setting.
+    malloc keeps blocks of up to 32 MiB, in all up to 512 MiB, for all threads together: those that each thread kept for
+    itself would mostly lie idle. Other C libraries have no such setting.
     """
     Image.core.set_block_size(_PILLOW_BLOCK)  # type: ignore[attr-defined]
     Image.core.set_blocks_max(pictures)  # type: ignore[attr-defined]
-    mallopt = getattr(ctypes.CDLL(None), "mallopt", None) if sys.platform == "linux" else None
-    if mallopt is not None:
+    if (mallopt := _glibc("mallopt")) is not None:
         mallopt(_M_MMAP_THRESHOLD, _LARGEST_HEAP_BLOCK)
         mallopt(_M_TRIM_THRESHOLD, _KEPT_HEAP)
+        mallopt(_M_ARENA_MAX, 1)
+
+
+def settle() -> None:
+    """Once everything is loaded that stays: give back what loading it took, and look for no garbage in it any more."""
+    gc.collect()
+    gc.freeze()
+    if (malloc_trim := _glibc("malloc_trim")) is not None:
+        malloc_trim(0)
+
+
+def _glibc(name: str) -> Any:
+    return getattr(ctypes.CDLL(None), name, None) if sys.platform == "linux" else None

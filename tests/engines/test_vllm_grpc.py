@@ -18,6 +18,7 @@ from smg_grpc_proto.generated import vllm_engine_pb2_grpc
 from pixelgate.engines.connect import engine as connect
 from pixelgate.engines.engine import Delta, EngineFacts
 from pixelgate.engines.shm import namespace
+from pixelgate.engines.vllm_wire import MAX_TENSOR_BYTES
 from pixelgate.errors import (
     ConfigError,
     EngineError,
@@ -97,6 +98,7 @@ async def test_the_facts_of_an_engine():
             max_context=512,
             max_images=3,
             max_embeddings_per_image=30,
+            max_tensor_bytes=MAX_TENSOR_BYTES,
             takes_mixed_shapes=False,
             eos_token_ids=(999,),
             checkpoint="qwen2_5_vl",

@@ -40,6 +40,7 @@ _ABORT_TIMEOUT = 1.0
 _NOTICED_AFTER = 0.05  # seconds, until the library has noticed that a connection is lost over which a call has failed
 _ARCHIVE_TIMEOUT = 60.0
 _MAX_REPLY_BYTES = 64 << 20  # one message of an engine: token ids, or a piece of its files
+_SENDING = 2  # requests; one is encoded while another is sent
 _ENCODE_IN_THREAD_FROM = 1 << 20  # bytes; below, the copy is quicker than the way to a thread
 _LOGGED_DETAILS = 500  # characters
 _CLOSED = "The connection to the engine was closed."
@@ -49,12 +50,17 @@ log = logging.getLogger(__name__)
 
 @dataclass(eq=False)
 class _Connection:
-    """A channel, and the engine's facts as told since it was last connected. ``drops`` counts how often it was not."""
+    """A channel, and the engine's facts as told since it was last connected. ``drops`` counts how often it was not.
+
+    While a request is on its way its tensors are in memory twice more: in the message, and in the library's copy.
+    ``sending`` bounds how many there are.
+    """
 
     channel: grpc.aio.Channel
     stub: Any
     health: Any
     generate: Any
+    sending: asyncio.Semaphore
     facts: EngineFacts | None = None
     drops: int = 0
 
@@ -139,11 +145,14 @@ class VllmGrpcEngine:
         segments = Segments() if self._memory and facts.shared_memory == self._memory else None
         call, begun, over = None, False, False
         try:
-            box = [await self._encoded(request, segments)]
-            if not connection.up() or connection.drops != drops:
-                raise EngineUnreachableError(_CLOSED)
-            # From here on the request may have reached the engine.
-            call = connection.generate(box, timeout=self._generate_timeout)
+            async with connection.sending:
+                message = await self._encoded(request, segments)
+                if not connection.up() or connection.drops != drops:
+                    raise EngineUnreachableError(_CLOSED)
+                # From here on the request may have reached the engine.
+                call = connection.generate(timeout=self._generate_timeout)
+                await _send(call, message)
+                del message
             answers, last = Answers(request.sampling.n, request.sampling.logprobs is not None), None
             async for response in call:
                 delta, begun = answers.push(response), True
@@ -273,13 +282,12 @@ class VllmGrpcEngine:
             channel=channel,
             stub=vllm_engine_pb2_grpc.VllmEngineStub(channel),
             health=health_pb2_grpc.HealthStub(channel),
-            generate=channel.unary_stream(
-                f"/{SERVICE}/Generate",
-                # A call keeps its request until the answer ends. Given the bytes in a list, from which they are taken
-                # when they are sent, it keeps an empty list.
-                request_serializer=list.pop,
-                response_deserializer=pb.GenerateResponse.FromString,
+            # On the wire a stream of one request is the same as a single request. This way its end is told, and nothing
+            # keeps it until the end of the answer.
+            generate=channel.stream_stream(
+                f"/{SERVICE}/Generate", response_deserializer=pb.GenerateResponse.FromString
             ),
+            sending=asyncio.Semaphore(_SENDING),
         )
 
     async def _well(self, connection: _Connection, drops: int) -> bool:
@@ -348,6 +356,13 @@ class VllmGrpcEngine:
                 return EngineTimeoutError("The engine did not answer in time.")
             case _:
                 return EngineError("The engine failed.")
+
+
+async def _send(call: Any, message: bytes) -> None:
+    """Send the one request of a call, until the library has handed all of it on."""
+    with contextlib.suppress(asyncio.InvalidStateError):  # the call has ended already; reading it says why
+        await call.write(message)
+        await call.done_writing()
 
 
 def _target(url: str) -> str:

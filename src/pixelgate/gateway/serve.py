@@ -27,7 +27,7 @@ from pixelgate.gateway.passthrough import PassThrough, open_both
 from pixelgate.gateway.protocol import LimitedProtocol
 from pixelgate.gateway.served import ServedModel
 from pixelgate.gateway.settings import GatewaySettings, refuse_same_names
-from pixelgate.process import keep_memory
+from pixelgate.process import keep_memory, settle
 
 log = logging.getLogger(__name__)
 
@@ -61,6 +61,7 @@ def _run(settings: GatewaySettings) -> None:
         # Before the server starts: so a refusal is one readable line, and a signal ends the wait for an engine.
         for model in models:
             await model.connect(settings.engine_wait)
+        settle()
         async with admin_listener(app.state.admin, settings):
             await server.serve()
 

@@ -196,10 +196,10 @@ class GatewaySettings:
     workers: int = field(default_factory=lambda: len(os.sched_getaffinity(0)))
     """Threads that decode and preprocess pictures. Default: the cores this process may use."""
 
-    buffer_bytes: int = 128 * MIB
+    buffer_bytes: int = 64 * MIB
     """Tensor memory kept for the next request."""
 
-    tensor_cache_bytes: int = 128 * MIB
+    tensor_cache_bytes: int = 64 * MIB
     """Finished tensors kept for pictures that come again."""
 
     header_cache_bytes: int = 4 * MIB
