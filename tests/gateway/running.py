@@ -22,6 +22,7 @@ from pixelgate.gateway.app import create_app
 from pixelgate.gateway.passthrough import open_both
 from pixelgate.gateway.serve import admin_listener, server_config
 from pixelgate.gateway.settings import GatewaySettings, ModelSettings
+from pixelgate.media.policy import MediaPolicy
 from pixelgate.testing.strict_engine import StrictEngine
 
 PATH = "/v1/chat/completions"
@@ -66,7 +67,10 @@ async def gateway(engines, checkpoint=CHECKPOINT, bos="engine", **settings):
         engines = {name: (urls,) if isinstance(urls, str) else urls for name, urls in engines.items()}
         engines = [ModelSettings(str(checkpoint), urls, name, bos=bos) for name, urls in engines.items()]
     models = tuple(engines)
-    settings = GatewaySettings(models=models, **{"port": 0, "workers": 2, "engine_wait": 5.0, **settings})
+    media = MediaPolicy(isolate=())  # no decoder process is started for a test that is not about them
+    settings = GatewaySettings(
+        models=models, **{"port": 0, "workers": 2, "engine_wait": 5.0, "media": media, **settings}
+    )
     app = create_app(settings, [opened for model in models for opened in open_both(model, settings)])
     server = uvicorn.Server(server_config(app, settings))
     task = asyncio.create_task(server.serve())

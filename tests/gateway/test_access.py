@@ -35,7 +35,7 @@ def clients(monkeypatch):
     seen = []
 
     async def noted(chat, services):
-        seen.append(chat.client)
+        seen.append(chat.held.owner.client)
         return await prepare(chat, services)
 
     prepare = completions.prepare

@@ -202,7 +202,7 @@ async def test_files_are_fetched_anew_unless_the_operator_and_the_host_allow_oth
         "moved": (b"", {"Location": "/kept"}),
         "moved-for-long": (b"", {"Location": "/kept", **kept}),
     }
-    media = MediaPolicy(allow_private=("127.0.0.1",))
+    media = MediaPolicy(isolate=(), allow_private=("127.0.0.1",))
     keys = {"api_keys": ("one", "two"), "media": media}
 
     async def ask(running, url, key="one"):
@@ -233,7 +233,7 @@ async def test_files_are_fetched_anew_unless_the_operator_and_the_host_allow_oth
 async def test_a_picture_in_a_decoder_process_is_looked_at_once():
     file = io.BytesIO()
     Image.open(io.BytesIO(picture(60, 90))).save(file, "WEBP", lossless=True)
-    async with strict_engine() as engine, gateway(engine.url, tensor_cache_bytes=0) as running:
+    async with strict_engine() as engine, gateway(engine.url, media=MediaPolicy(), tensor_cache_bytes=0) as running:
         url = "data:image/webp;base64," + base64.b64encode(file.getvalue()).decode()
         for _ in range(2):
             assert (await running.ask([image(url)])).status_code == 200

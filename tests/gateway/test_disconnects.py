@@ -10,7 +10,7 @@ import pytest
 from aiohttp import web
 from running import ENDLESS, PATH, gateway, image, picture, strict_engine, tasks, text, until
 
-from pixelgate.gateway import chat
+from pixelgate.gateway import pictures
 from pixelgate.media.policy import MediaPolicy
 
 
@@ -127,14 +127,14 @@ async def test_while_pictures_are_preprocessed(slow, monkeypatch, processor):
         written.append(out)
         return execute(plan, picture, out, **options)
 
-    execute = chat.execute
-    monkeypatch.setattr(chat, "execute", held)
+    execute = pictures.execute
+    monkeypatch.setattr(pictures, "execute", held)
     _, writer = await post(running.port, body([image(picture(224, 280, 1)), image(picture(224, 280, 2))]))
     await until(begun.is_set)
     writer.close()
     await until(lambda: tasks() <= before)
     assert await gone(running) == 1
-    monkeypatch.setattr(chat, "execute", execute)
+    monkeypatch.setattr(pictures, "execute", execute)
 
     asked = asyncio.create_task(running.ask([image(picture(224, 280, 3))], max_tokens=1))
     await asyncio.sleep(0.02)

@@ -15,7 +15,7 @@ import pytest
 from PIL import Image
 from running import error_of, gateway, image, picture, strict_engine, text, until
 
-from pixelgate.gateway import chat
+from pixelgate.gateway import services
 from pixelgate.media.isolation import Isolation
 from pixelgate.media.policy import MediaPolicy
 
@@ -37,7 +37,7 @@ async def healthy(running):
 
 
 async def test_what_is_decoded_in_a_process_arrives_as_what_is_not():
-    async with strict_engine() as engine, gateway(engine.url) as running:
+    async with strict_engine() as engine, gateway(engine.url, media=MediaPolicy()) as running:
         sent = []
         for data in (encoded("PNG"), encoded("WEBP", lossless=True), encoded("BMP"), encoded("TIFF")):
             response = await running.ask([image(data), text("And?")])
@@ -59,7 +59,7 @@ def bad_decoder(monkeypatch):
         made.append(Isolation(*arguments, command=BAD_DECODER))
         return made[-1]
 
-    monkeypatch.setattr(chat, "Isolation", make)
+    monkeypatch.setattr(services, "Isolation", make)
     return made
 
 

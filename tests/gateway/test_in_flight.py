@@ -47,7 +47,7 @@ async def nothing_is_held(budgets):
 
 
 def small(engine, **settings):
-    media = MediaPolicy(allow_private=("127.0.0.1",), fetch_timeout=5.0)
+    media = MediaPolicy(isolate=(), allow_private=("127.0.0.1",), fetch_timeout=5.0)
     return gateway(engine.url, media=media, **{"budget_wait": 0.2, **settings})
 
 

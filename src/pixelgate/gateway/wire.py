@@ -232,11 +232,11 @@ def refuse_unsupported(request: ChatRequest) -> None:
     if request.top_logprobs and not request.logprobs:
         raise RequestError("top_logprobs goes with logprobs: true", param="top_logprobs")
     _refuse({"tool_choice": request.tool_choice not in (None, "auto", "none")})
-    for field in msgspec.structs.fields(Uncarried):
-        value = getattr(request, field.name)
-        if value is not None and value != _NEUTRAL.get(field.name):
-            instead = "; use structured_outputs" if field.name.startswith("guided_") else ""
-            raise RequestError(f"{field.name} is not supported by this gateway{instead}", param=field.name)
+    for name in Uncarried.__struct_fields__:
+        value = getattr(request, name)
+        if value is not None and value != _NEUTRAL.get(name):
+            instead = "; use structured_outputs" if name.startswith("guided_") else ""
+            raise RequestError(f"{name} is not supported by this gateway{instead}", param=name)
 
 
 def _refuse(refused: Mapping[str, bool]) -> None:
