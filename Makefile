@@ -42,7 +42,7 @@ bench: $(VENV)/peer.stamp
 	$(VENV)/peer/bin/python benchmarks/preprocess.py
 
 # What takes too long for every change: installs transformers in an environment of its own, makes the goldens again and
-# compares, and runs the benchmarks against it.
+# compares, asks tiny models through it and through us, and runs the benchmarks against it.
 ci-full: lint test $(VENV)/peer.stamp
 	$(MAKE) sanitize FUZZ_SECONDS=300
 	$(MAKE) fuzz FUZZ_FILES=10000
@@ -51,6 +51,7 @@ ci-full: lint test $(VENV)/peer.stamp
 	$(BIN)/python tests/goldens/compare.py build/goldens tests/goldens/data
 	$(VENV)/peer/bin/python tests/goldens/make_prompts.py build/prompts.json
 	cmp build/prompts.json tests/goldens/data/prompts.json
+	$(VENV)/peer/bin/python tests/engines/real_transformers.py
 	$(VENV)/peer/bin/python tests/goldens/random_resize.py
 	$(VENV)/peer/bin/python tests/goldens/random_sizes.py --count 300
 	for family in llava15_clip llava_next llava_onevision mistral3 qwen2_5_vl; do for backend in torchvision pil; do \
@@ -76,7 +77,7 @@ $(VENV)/dev.stamp: $(VENV)/runtime.stamp
 $(VENV)/peer.stamp: tests/goldens/requirements.txt benchmarks/requirements.txt $(SOURCES)
 	$(PYTHON) -m venv $(VENV)/peer
 	$(VENV)/peer/bin/python -m pip install --quiet --requirement tests/goldens/requirements.txt
-	$(VENV)/peer/bin/python -m pip install --quiet --requirement benchmarks/requirements.txt --editable '.[fast]'
+	$(VENV)/peer/bin/python -m pip install --quiet --requirement benchmarks/requirements.txt --editable '.[fast,gateway]'
 	touch $@
 
 clean:

@@ -105,8 +105,8 @@ def _parser() -> argparse.ArgumentParser:
         action="append",
         default=[],
         metavar="URL",
-        help="vllm+grpc://HOST:PORT, vllm+http://HOST:PORT, openai+http://HOST:PORT/v1, local:reader; "
-        "dns+vllm+grpc://NAME:PORT for each address of a name, file:PATH for those in a file",
+        help="vllm+grpc://HOST:PORT, vllm+http://HOST:PORT, openai+http://HOST:PORT/v1, local:transformers, "
+        "local:reader; dns+vllm+grpc://NAME:PORT for each address of a name, file:PATH for those in a file",
     )
     _http_flags(serve)
     serve.add_argument("--resize", action="store_true", help="send openai+ engines pictures in the size that is used")

@@ -213,7 +213,9 @@ def test_an_unknown_scheme_is_a_configuration_error_that_lists_the_known(url):
 
 
 def test_an_embedded_engine_that_is_none_is_a_configuration_error():
-    with pytest.raises(ConfigError, match="'local:oracle' is not an embedded engine; there is local:reader"):
+    with pytest.raises(
+        ConfigError, match="'local:oracle' is not an embedded engine; there are local:reader and local:transf"
+    ):
         connect("local:oracle")
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from pixelgate.engines import local, openai_http, vllm_grpc, vllm_http
+from pixelgate.engines import local, local_transformers, openai_http, vllm_grpc, vllm_http
 from pixelgate.engines.chat_engine import ChatEngine
 from pixelgate.engines.discovery import DNS, FILE
 from pixelgate.engines.engine import Engine, EngineWithFiles
@@ -24,9 +24,12 @@ def _vllm_http(url: str, deps: dict[str, Any]) -> Engine:
 
 
 def _local(url: str, deps: dict[str, Any]) -> Engine:
-    if url != local.URL:
-        raise ConfigError(f"{url!r} is not an embedded engine; there is {local.URL}.")
-    return local.ReaderEngine(**{name: deps[name] for name in ("model_type", "encode", "eos_token_id")})
+    match url.partition("?")[0]:
+        case local.URL if url == local.URL:
+            return local.ReaderEngine(**{name: deps[name] for name in ("model_type", "encode", "eos_token_id")})
+        case local_transformers.URL:
+            return local_transformers.TransformersEngine(url, **_of(deps, ("checkpoint", "eos_token_ids")))
+    raise ConfigError(f"{url!r} is not an embedded engine; there are {local.URL} and {local_transformers.URL}.")
 
 
 # One entry per URL scheme. A builder takes what it needs of ``deps`` and leaves the rest.
@@ -42,7 +45,7 @@ def engine(url: str, **deps: Any) -> Engine:
 
     ``deps`` are what engines are built with: ``connect_timeout``, ``call_timeout`` and ``generate_timeout`` in
     seconds; over gRPC ``shm``, whether shared memory may be used; over HTTP ``model``, ``name`` and ``headers``; for an
-    embedded one ``model_type``, ``encode`` (text to token ids) and ``eos_token_id``. Raises ConfigError for an unknown
+    embedded one those of its class. Raises ConfigError for an unknown
     scheme, a malformed address, or an engine that takes no tensors.
     """
     scheme = _scheme(url)

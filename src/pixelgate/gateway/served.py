@@ -81,6 +81,8 @@ def open_model(settings: ModelSettings, gateway: GatewaySettings) -> ServedModel
             url,
             encode=prompting.tokenizer.encode_text,
             eos_token_id=next(iter(checkpoint.eos_token_ids), None),
+            eos_token_ids=checkpoint.eos_token_ids,
+            checkpoint=checkpoint.path,
             model_type=checkpoint.model_type,
             shm=gateway.shm == "auto",
             model=settings.engine_model,
