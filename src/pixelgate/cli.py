@@ -125,9 +125,15 @@ def _parser() -> argparse.ArgumentParser:
     add_flags(serve)
     serve.set_defaults(run=_serve)
 
-    doctor = commands.add_parser("doctor", help="examine an engine, and send it one picture the whole way")
+    doctor = commands.add_parser("doctor", help="examine engines, and send each one picture the whole way")
     doctor.add_argument("checkpoint", nargs="?", help=f"{_CHECKPOINT} (default: the engine's own files)")
-    doctor.add_argument("--engine", required=True, metavar="URL", help="vllm+grpc://HOST:PORT, vllm+http://HOST:PORT")
+    doctor.add_argument(
+        "--engine",
+        action="append",
+        required=True,
+        metavar="URL",
+        help="vllm+grpc://HOST:PORT, vllm+http://HOST:PORT; may be given several times",
+    )
     _http_flags(doctor)
     doctor.add_argument("--revision", help=_REVISION)
     _options_flag(doctor)
@@ -299,18 +305,22 @@ def _settings(parsed: argparse.Namespace) -> GatewaySettings:
     return configure(file=parsed.config, models=models, flags=vars(parsed), environment=os.environ)
 
 
-def _doctor(parsed: argparse.Namespace) -> None:
+def _doctor(parsed: argparse.Namespace) -> int:
     with _gateway_installed():
         from pixelgate.gateway.doctor import run
-    run(
-        ModelSettings(
-            parsed.checkpoint or "",
-            (parsed.engine,),
-            revision=parsed.revision,
-            mm_processor_kwargs=parsed.mm_processor_kwargs,
-            engine_model=parsed.engine_model,
-            engine_api_key=parsed.engine_api_key,
-        )
+    with_key = [url for url in parsed.engine if "+http" in url] or parsed.engine
+    return run(
+        [
+            ModelSettings(
+                parsed.checkpoint or "",
+                (url,),
+                revision=parsed.revision,
+                mm_processor_kwargs=parsed.mm_processor_kwargs,
+                engine_model=parsed.engine_model,
+                engine_api_key=parsed.engine_api_key if url in with_key else "",
+            )
+            for url in parsed.engine
+        ]
     )
 
 

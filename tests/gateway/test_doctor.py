@@ -12,6 +12,7 @@ from running import EOS, strict_engine
 
 from pixelgate import cli
 from pixelgate.demo import CHECKPOINT
+from pixelgate.engines import local
 from pixelgate.testing import strict_engine as engines
 from pixelgate.testing.strict_http import StrictHttpEngine
 
@@ -105,6 +106,28 @@ async def test_an_engine_that_refuses_the_picture(capsys):
         object.__setattr__(engine.facts, "image_token_id", 5)
         assert await examined("--engine", engine.url) == 1
     assert "The engine refused the request" in capsys.readouterr().err
+
+
+async def test_several_engines_are_examined_one_by_one(capsys):
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        down = f"vllm+grpc://127.0.0.1:{listener.getsockname()[1]}"
+    async with strict_engine() as first, StrictHttpEngine(CHECKPOINT, device_normalize=True, api_key="k") as second:
+        urls = [word for url in (first.url, down, second.url) for word in ("--engine", url)]
+        assert await examined(*urls, "--engine-api-key", "k", CHECKPOINT) == 1
+        printed = capsys.readouterr()
+        assert await examined(*urls[:2], *urls[4:], "--engine-api-key", "k", CHECKPOINT) == 0
+    found = [findings(block) for block in printed.out.split("\n\n")]
+    assert [each["engine"] for each in found] == [first.url, down, second.url]
+    assert ["tokens" in each for each in found] == [True, False, True]
+    assert printed.err.splitlines()[-1] == "pixelgate: The engine cannot be reached."
+
+
+async def test_an_engine_in_this_process(monkeypatch, capsys):
+    monkeypatch.setattr(local, "_load_recognizer", lambda: lambda picture: ["a word"])
+    assert await examined("--engine", "local:reader", CHECKPOINT) == 0
+    found = findings(capsys.readouterr().out)
+    assert (found["model"], found["pixels"]) == ("reader, qwen2_5_vl", "float32, normalised here")
+    assert found["tokens"].endswith("at the engine: equal")
 
 
 def test_an_engine_is_needed(capsys):

@@ -54,6 +54,11 @@ def engine(url: str, **deps: Any) -> Engine:
     return _BUILDERS[scheme](url, deps)
 
 
+def embedded(url: str) -> bool:
+    """Whether the engine that ``url`` names is built here, of a checkpoint, rather than asked over a network."""
+    return url.startswith("local:")
+
+
 def takes_chat(entry: str) -> bool:
     """Whether ``entry``, a URL or a name of several, is of engines that take chat requests as clients write them.
 

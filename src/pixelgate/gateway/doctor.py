@@ -1,4 +1,4 @@
-"""`pixelgate doctor`: what an engine says of itself, whether it fits the checkpoint, and one picture the whole way."""
+"""`pixelgate doctor`: what engines say of themselves, whether they fit, and one picture the whole way to each."""
 
 from __future__ import annotations
 
@@ -6,8 +6,9 @@ import asyncio
 import base64
 import io
 import json
+import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import aclosing
 
 import numpy as np
@@ -16,7 +17,7 @@ from PIL import Image
 from pixelgate.engines import connect
 from pixelgate.engines.engine import Delta, EngineFacts, EngineRequest
 from pixelgate.engines.shm import namespace
-from pixelgate.errors import EngineError
+from pixelgate.errors import EngineError, PixelgateError
 from pixelgate.gateway import received, wire
 from pixelgate.gateway.chat import Chat, prepare
 from pixelgate.gateway.fairness import Owner
@@ -31,44 +32,53 @@ _QUESTION = "What is this?"
 Tell = Callable[[str, str], None]
 
 
-def run(model: ModelSettings) -> None:
-    """Print the findings on the one engine of ``model``, with its checkpoint or else the engine's own files.
-
-    Raises PixelgateError, whose message is the reason, for the first thing that is not as it must be.
-    """
-    examine(model, lambda name, words: print(f"{name:11}{words}", flush=True))
+def run(models: Sequence[ModelSettings]) -> int:
+    """Print the findings on the one engine of each of ``models``; 1 if any is not as it must be, else 0."""
+    failed = 0
+    for number, model in enumerate(models):
+        if number:
+            print()
+        try:
+            examine(model, lambda name, words: print(f"{name:11}{words}", flush=True))
+        except PixelgateError as error:
+            print(f"pixelgate: {error.message}", file=sys.stderr, flush=True)
+            failed = 1
+    return failed
 
 
 def examine(model: ModelSettings, tell: Tell) -> None:
-    """The same, telling each finding as a name and words."""
+    """Tell each finding on the one engine of ``model`` as a name and words, with its checkpoint or the engine's files.
+
+    Raises PixelgateError, whose message is the reason, for the first thing that is not as it must be.
+    """
     (url,) = model.engines
     tell("engine", url)
-    for name, words in asyncio.run(_facts(model)):
-        tell(name, words)
+    embedded = connect.embedded(url)
+    if not embedded:  # before anything is fitted against it
+        _tell_facts(asyncio.run(_facts(model)), tell)
     with received.complete(model, 0.0) as complete:
         settings = GatewaySettings(models=(complete,), engine_wait=0.0)
         served = open_model(complete, settings)
     tell("checkpoint", model.checkpoint or "the engine's own files")
-    asyncio.run(_probe(served, settings, tell))
+    asyncio.run(_probe(served, settings, tell, embedded=embedded))
 
 
-async def _facts(model: ModelSettings) -> list[tuple[str, str]]:
+async def _facts(model: ModelSettings) -> EngineFacts:
     (url,) = model.engines
     engine = connect.engine(url, model=model.engine_model, name=model.name, headers=model.headers(url))
     try:
-        facts = await engine.describe()
+        return await engine.describe()
     finally:
         await engine.close()
-    return [
-        ("model", f"{facts.model_name or 'without a name'}, {facts.model_type or 'of a type that it does not say'}"),
-        ("weights", facts.checkpoint or "not said"),
-        ("pixels", _pixels(facts)),
-        ("limits", _limits(facts)),
-        (
-            "memory",
-            "shared with this host" if facts.shared_memory and facts.shared_memory == namespace() else "its own",
-        ),
-    ]
+
+
+def _tell_facts(facts: EngineFacts, tell: Tell) -> None:
+    tell("model", f"{facts.model_name or 'without a name'}, {facts.model_type or 'of a type that it does not say'}")
+    tell("weights", facts.checkpoint or "not said")
+    tell("pixels", _pixels(facts))
+    tell("limits", _limits(facts))
+    shared = facts.shared_memory and facts.shared_memory == namespace()
+    tell("memory", "shared with this host" if shared else "its own")
 
 
 def _pixels(facts: EngineFacts) -> str:
@@ -86,10 +96,12 @@ def _limits(facts: EngineFacts) -> str:
     return ", ".join(f"{number} {words}" for words, number in limits.items() if number is not None) or "not said"
 
 
-async def _probe(served: ServedModel, settings: GatewaySettings, tell: Tell) -> None:
+async def _probe(served: ServedModel, settings: GatewaySettings, tell: Tell, *, embedded: bool) -> None:
     """Send one picture for one token. Raises EngineError unless the engine counts the prompt's tokens as we do."""
     try:
         facts = await served.connect(settings.engine_wait)
+        if embedded:
+            _tell_facts(facts, tell)
         services = Services.of(settings)
         async with services.running():
             with services.holding(Owner("doctor")) as held:
