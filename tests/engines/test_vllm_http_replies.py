@@ -47,6 +47,26 @@ def test_log_probabilities_belong_to_their_tokens():
     assert Answers(request()).push(unasked).logprobs == ()
 
 
+def older(*tops, chosen=5):
+    top = [{"token": f"token_id:{id_}", "logprob": -1.0 - id_, "bytes": None} for id_ in tops]
+    return {"content": [{"token": f"token_id:{chosen}", "logprob": -1.5, "bytes": None, "top_logprobs": top}]}
+
+
+def test_an_older_vllm_writes_ids_as_texts():
+    (choice,) = choices({"token_ids": [5], "logprobs": older(5, 6, 7)})
+    assert Answers(request(logprobs=2)).push(choice).logprobs == (TokenLogprob(5, -1.5, ((5, -6.0), (6, -7.0))),)
+    assert Answers(request(logprobs=0)).push(choice).logprobs == (TokenLogprob(5, -1.5),)
+    (unlikely,) = choices({"token_ids": [5], "logprobs": {"content": [{"token": "token_id:5"}]}})
+    assert Answers(request(logprobs=1)).push(unlikely).logprobs == (TokenLogprob(5, -9999.0),)
+
+
+def test_the_oldest_calls_all_alternatives_by_one_id():
+    (choice,) = choices({"token_ids": [5], "logprobs": older(5, 5, 5)})
+    assert Answers(request(logprobs=1)).push(choice).logprobs == (TokenLogprob(5, -1.5, ((5, -6.0),)),)
+    with pytest.raises(EngineError, match="too old for top_logprobs above 1"):
+        Answers(request(logprobs=2)).push(choice)
+
+
 @pytest.mark.parametrize(
     ("found", "words"),
     [
@@ -56,6 +76,8 @@ def test_log_probabilities_belong_to_their_tokens():
         ([{"finish_reason": "error"}], "ended its answer with an error"),
         ([{"token_ids": [5]}], "left out log-probabilities"),
         ([{"token_ids": [5], "logprobs": told(5, 6)}], "left out log-probabilities"),
+        ([{"token_ids": [5], "logprobs": older(chosen="")}], "cannot be understood"),
+        ([{"token_ids": [5], "logprobs": {"content": [{"token": "5", "logprob": -1.0}]}}], "cannot be understood"),
     ],
 )
 def test_what_cannot_be_understood_is_an_engine_error(found, words):

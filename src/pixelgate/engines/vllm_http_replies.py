@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import cast, get_args
 
 import msgspec
@@ -10,10 +11,26 @@ from pixelgate.engines.engine import Delta, EngineRequest, FinishReason, TokenLo
 from pixelgate.engines.http_client import ErrorBody
 from pixelgate.errors import EngineError
 
+_TOKEN = "token_id:"
+_GARBLED = "The engine answered with something that cannot be understood."
+
 
 class _Top(msgspec.Struct):
-    token_id: int
-    logprob: float
+    """A token and its log-probability; before vLLM 0.32 the id is in a text of OpenAI's form: "token_id:7"."""
+
+    token_id: int | None = None
+    token: str = ""
+    logprob: float = -9999.0
+
+    @property
+    def id(self) -> int:
+        """The token's id. Raises EngineError where neither form has it."""
+        if self.token_id is not None:
+            return self.token_id
+        digits = self.token.removeprefix(_TOKEN)
+        if digits == self.token or not digits.isdecimal():
+            raise EngineError(_GARBLED)
+        return int(digits)
 
 
 class _Told(_Top):
@@ -66,7 +83,7 @@ class Answers:
         """What a choice adds to its answer. Raises EngineError for what cannot be understood."""
         index, reason, ids = choice.index, choice.finish_reason, tuple(choice.token_ids or ())
         if not 0 <= index < len(self._ended) or self._ended[index]:
-            raise EngineError("The engine answered with something that cannot be understood.")
+            raise EngineError(_GARBLED)
         if reason not in (None, *get_args(FinishReason)):
             raise EngineError("The engine ended its answer with an error.")
         self._ended[index] = reason is not None
@@ -91,7 +108,11 @@ class Answers:
             raise EngineError("The engine left out log-probabilities.")
         # of none that are asked for it tells the chosen token itself
         most = self._logprobs
-        return tuple(
-            TokenLogprob(told.token_id, told.logprob, tuple((t.token_id, t.logprob) for t in told.top_logprobs[:most]))
-            for told in content
-        )
+        return tuple(TokenLogprob(told.id, told.logprob, _alternatives(told.top_logprobs[:most])) for told in content)
+
+
+def _alternatives(tops: Sequence[_Top]) -> tuple[tuple[int, float], ...]:
+    found = tuple((top.id, top.logprob) for top in tops)
+    if len(dict(found)) < len(found):  # the first vLLMs with this endpoint called each by the chosen token's id
+        raise EngineError("The engine's vLLM is too old for top_logprobs above 1.")
+    return found
