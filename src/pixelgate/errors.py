@@ -132,6 +132,14 @@ class NotCarriedError(RequestError):
     code = "not_carried"
 
 
+class NotCarriedNowError(NotCarriedError):
+    """The same, while an engine of another protocol, which may have a way, is down."""
+
+    status = 503
+    type = "server_error"
+    code = "engine_unavailable"
+
+
 class ModelNotFoundError(RequestError):
     """The request names a model that this gateway does not serve."""
 

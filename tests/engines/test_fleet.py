@@ -19,6 +19,7 @@ from pixelgate.errors import (
     EngineUnavailableError,
     EngineUnreachableError,
     NotCarriedError,
+    NotCarriedNowError,
     RequestError,
 )
 from pixelgate.testing.strict_engine import StrictEngine
@@ -345,8 +346,35 @@ async def test_what_one_protocol_cannot_carry_goes_to_an_engine_of_another():
     assert {await ask(fleet) for _ in range(3)} == {"c"}
     assert not fleet.troubles
     engines[2].failure = NotCarriedError("not by this one either")
-    with pytest.raises(NotCarriedError):
+    with pytest.raises(NotCarriedError) as caught:
         await ask(fleet)
+    assert caught.value.status == 422
+
+
+@pytest.mark.parametrize("why", ["down", "busy"])
+async def test_what_one_protocol_cannot_carry_waits_for_an_engine_of_another(why):
+    class Other(Scripted):
+        pass
+
+    engines = [Scripted("a"), Scripted("b"), Other("c")]
+    fleet = Fleet(engines, probe_interval=0.0)
+    await fleet.connect()
+    engines[0].failure = engines[1].failure = NotCarriedError("not by this one", param="messages")
+    engines[2].failure = EngineUnreachableError("refused") if why == "down" else EngineDeclinedError("full")
+    engines[2].up = why == "busy"
+    for _ in range(2):
+        with pytest.raises(NotCarriedNowError, match="could carry the request cannot take it now") as caught:
+            await ask(fleet)
+        assert (caught.value.status, caught.value.param) == (503, "messages")
+    engines[2].up, engines[2].failure = True, None
+    assert await ask(fleet) == "c"
+    engines[1].up = engines[2].up = False  # and of those that could not carry it anyway nobody waits
+    engines[2].failure = NotCarriedError("nor by this one")
+    await fleet.healthy()
+    engines[2].up = True
+    with pytest.raises(NotCarriedError) as caught:
+        await ask(fleet)
+    assert caught.value.status == 422
 
 
 async def test_an_engine_that_does_not_tell_its_model_fits_any():

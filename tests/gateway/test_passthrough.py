@@ -363,6 +363,26 @@ async def test_what_tensors_cannot_carry_is_refused_where_nobody_else_can(monkey
     assert (answer.status_code, error_of(answer)["code"]) == (422, "not_carried")
 
 
+async def test_what_waits_for_another_engine_is_told_so(monkeypatch):
+    def refuse(request):
+        raise NotCarriedError("no masks here")
+
+    monkeypatch.setattr(vllm_http, "refuse_masks", refuse)
+    async with (
+        StrictHttpEngine(CHECKPOINT, device_normalize=True) as http,
+        OpenAIServer(("demo",), reply=REPLY) as server,
+    ):
+        async with strict_engine() as grpc, gateway((http.url, grpc.url)) as house:
+            await grpc.stop()
+            answer = await house.ask("Hello")
+            assert (answer.status_code, error_of(answer)["code"]) == (503, "engine_unavailable")
+        async with strict_engine() as grpc:
+            model = ModelSettings(str(CHECKPOINT), (http.url, grpc.url, server.url), "demo")
+            async with gateway([model]) as house:
+                await grpc.stop()
+                assert said(await house.ask("Hello")) == REPLY + " "
+
+
 async def test_engines_of_both_protocols_serve_one_model():
     async with (
         strict_engine() as grpc,

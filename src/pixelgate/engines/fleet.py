@@ -21,6 +21,7 @@ from pixelgate.errors import (
     EngineUnavailableError,
     EngineUnreachableError,
     NotCarriedError,
+    NotCarriedNowError,
 )
 
 Balance = Literal["least-load", "round-robin", "image-affinity"]
@@ -29,6 +30,7 @@ LOOK_INTERVAL = 2.0  # seconds between two looks at every engine
 BREAKER_FAILURES = 5  # requests that fail one after another, until an engine is left alone
 BREAKER_PAUSE = 15.0  # seconds, for which it is
 
+_NOT_NOW = "The engines of this model that could carry the request cannot take it now."
 _LIMITS = ("max_context", "max_images", "max_embeddings_per_image", "max_tensor_bytes")
 
 log = logging.getLogger(__name__)
@@ -129,17 +131,20 @@ class Pool(ABC, Generic[_Request, _Answer]):
         """Send ``request`` to a usable engine and yield its answer.
 
         Another engine is tried only if the request was certainly not sent, or turned away by an engine that is well:
-        one that has ended an engine must not reach the next. When no engine is left raises NotCarriedError if one's
-        protocol could not carry the request, else EngineUnavailableError.
+        one that has ended an engine must not reach the next. When no engine is left raises EngineUnavailableError, or
+        NotCarriedError if one's protocol could not carry the request: NotCarriedNowError while there are others.
         """
         tried: set[_Member] = set()
         not_carried: NotCarriedError | None = None
+        protocols: set[type] = set()  # those that could not carry it; each is a class
         self._turn += 1  # once for a request, or one that is turned away would meet the same engine first every time
         turn = self._turn
         while True:
             try:
                 member = await self._choose(request, turn, tried)
             except EngineUnavailableError as error:
+                if not_carried and any(type(member.engine) not in protocols for member in self._members):
+                    raise NotCarriedNowError(_NOT_NOW, param=not_carried.param) from None
                 raise not_carried or error from None
             tried.add(member)
             member.in_flight += 1
@@ -153,6 +158,7 @@ class Pool(ABC, Generic[_Request, _Answer]):
                 return
             except NotCarriedError as error:
                 not_carried = error
+                protocols.add(type(member.engine))
             except EngineDeclinedError as error:
                 log.warning("%s turned a request away: %s", member.engine.url, error.message)
             except EngineUnreachableError as error:
