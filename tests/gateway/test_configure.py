@@ -265,3 +265,36 @@ def test_none_is_the_empty_list():
     by_variable = configure(models=MODELS, environment={"PIXELGATE_MEDIA_ISOLATE": "none"})
     assert by_flag.media.isolate == by_variable.media.isolate == ()
     assert configure(models=MODELS).media.isolate
+
+
+@pytest.mark.parametrize(
+    ("name", "meant"),
+    [
+        ("PIXELGATE_SERVE_MAX_BODY_BITES", "did you mean PIXELGATE_SERVE_MAX_BODY_BYTES"),
+        ("PIXELGATE_MAX_PIXELS", "did you mean PIXELGATE_MEDIA_MAX_PIXELS"),
+        ("PIXELGATE_PORT", "did you mean PIXELGATE_SERVE_PORT"),
+        ("PIXELGATE_SERVE_API_KEYS", "did you mean PIXELGATE_"),
+        ("PIXELGATE_ISSA", "did you mean PIXELGATE_ISA"),
+        ("PIXELGATE_ZZZ", "docs/gateway.md has all"),
+    ],
+)
+def test_a_variable_that_nothing_reads_is_refused(name, meant):
+    with pytest.raises(ConfigError, match=f"no setting has the variable {name}; {meant}") as caught:
+        configure(models=MODELS, environment={"PATH": "/bin", name: "sk-9000"})
+    assert "sk-9000" not in caught.value.message
+
+
+def test_variables_of_others_are_left_alone():
+    environment = {
+        "PIXELGATE_ISA": "portable",
+        "PIXELGATE_CXXFLAGS": "-g",
+        "PIXELGATE": "1",
+        "MY_PIXELGATE_HOST": "x",
+        "PIXELGATE_PORT": "tcp://10.0.0.1:8080",
+        "PIXELGATE_PORT_8080_TCP": "tcp://10.0.0.1:8080",
+        "PIXELGATE_PORT_8080_TCP_ADDR": "10.0.0.1",
+        "PIXELGATE_SERVICE_HOST": "10.0.0.1",
+        "PIXELGATE_SERVICE_PORT_HTTP": "8080",
+        "PIXELGATE_ADMIN_SERVICE_PORT": "9090",
+    }
+    assert configure(models=MODELS, environment=environment) == configure(models=MODELS)

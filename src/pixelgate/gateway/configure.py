@@ -7,6 +7,8 @@ variable, and its place in the file. So a new field needs nothing here.
 from __future__ import annotations
 
 import argparse
+import difflib
+import re
 import tomllib
 from collections.abc import Iterator, Mapping
 from dataclasses import MISSING, Field, dataclass, field, fields
@@ -20,6 +22,12 @@ from pixelgate.media.policy import MediaPolicy
 # Names that read better than what the rule would give.
 _FLAGS = {"api_keys": "--api-key", "trusted_proxies": "--trusted-proxy", "egress_proxy": "--egress-proxy"}
 _VARIABLES = {"api_keys": "PIXELGATE_API_KEY"}
+_OURS = "PIXELGATE_"
+_OTHER_VARIABLES = ("PIXELGATE_ISA", "PIXELGATE_CXXFLAGS")  # the library's, and those of who builds it
+# What Kubernetes tells every container of services whose names begin with pixelgate: (NAME, value).
+_KUBERNETES = re.compile(
+    r"\w+_(SERVICE_HOST|SERVICE_PORT(_\w+)?|PORT_\d+_[A-Z]+(_\w+)?)=.*|\w+_PORT=[a-z]+://.*", re.DOTALL
+)
 _EMPTY_LIST = "none"
 _TABLES = ("models", "media")  # not values, and said otherwise
 
@@ -128,6 +136,18 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
         )
 
 
+def refuse_unknown(environment: Mapping[str, str]) -> None:
+    """Raise ConfigError for a variable of ours that nothing reads: a misspelt limit would be no limit."""
+    known = [*(setting.variable for setting in settings()), *_OTHER_VARIABLES]
+    for name, value in environment.items():
+        if not name.startswith(_OURS) or name in known or _KUBERNETES.fullmatch(f"{name}={value}"):
+            continue
+        endings = [each.removeprefix(_OURS) for each in known]
+        close = difflib.get_close_matches(name.removeprefix(_OURS), endings, n=1, cutoff=0.55)
+        hint = f"; did you mean {_OURS}{close[0]}?" if close else "; docs/gateway.md has all there are"
+        raise ConfigError(f"no setting has the variable {name}{hint}")
+
+
 @dataclass
 class _Values:
     """Values by field, and who said each."""
@@ -153,6 +173,7 @@ def configure(
     Raises ConfigError that names the flag, the variable or the file with the mistake.
     """
     found: dict[type, _Values] = {GatewaySettings: _Values(), MediaPolicy: _Values()}
+    refuse_unknown(environment or {})
     if file is not None:
         models = _read(file, found)
     for setting in settings():
