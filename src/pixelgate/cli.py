@@ -17,7 +17,7 @@ import numpy as np
 
 from pixelgate._version import __version__
 from pixelgate.errors import ConfigError, PixelgateError, RequestError
-from pixelgate.gateway.configure import add_flags, configure
+from pixelgate.gateway.configure import Explaining, add_flags, configure
 from pixelgate.gateway.settings import GatewaySettings, ModelSettings
 from pixelgate.models.steps import Backend
 from pixelgate.pixels.affine import NUMPY_DTYPES
@@ -97,7 +97,7 @@ def _parser() -> argparse.ArgumentParser:
     _processor_flags(parity)
     parity.set_defaults(run=_parity)
 
-    serve = commands.add_parser("serve", help="run the gateway in front of engines")
+    serve = commands.add_parser("serve", help="run the gateway in front of engines", formatter_class=Explaining)
     serve.add_argument("checkpoint", nargs="?", help=f"{_CHECKPOINT} (default: the engine's own files)")
     serve.add_argument("--revision", help=_REVISION)
     serve.add_argument(

@@ -247,13 +247,15 @@ def documented(cell, setting):
 
 def test_the_document_has_every_setting_with_its_default():
     text = (Path(__file__).parents[2] / "docs" / "gateway.md").read_text()
-    rows = re.findall(r"^\| `(\w+)` \| ([^|]+) \| [^|]{4,} \|$", text, re.M)
-    told = [name for name, _ in rows]
+    rows = re.findall(r"^\| `(\w+)` \| ([^|]+) \| ([^|]{4,}) \|$", text, re.M)
+    told = [name for name, *_ in rows]
     known = {setting.name: setting for setting in ALL}
     assert len(known) == len(ALL)
     assert sorted(told) == sorted(known)
-    for name, cell in rows:
+    for name, cell, words in rows:
         assert documented(cell, known[name]) == known[name].default, name
+        # of the text in the source everything, and perhaps where there is more
+        assert re.sub(r" \(\[[^]]+\]\([^)]+\)\)$", "", words) == known[name].explanation.replace("``", "`"), name
     for setting in ALL:
         if setting.flag not in (f"--{setting.name.replace('_', '-')}", f"--media-{setting.name.replace('_', '-')}"):
             assert f"`{setting.flag}`" in text
@@ -265,6 +267,16 @@ def test_none_is_the_empty_list():
     by_variable = configure(models=MODELS, environment={"PIXELGATE_MEDIA_ISOLATE": "none"})
     assert by_flag.media.isolate == by_variable.media.isolate == ()
     assert configure(models=MODELS).media.isolate
+
+
+def test_the_help_says_what_each_setting_is_for(capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "1000")
+    with pytest.raises(SystemExit):
+        cli.main(["serve", "--help"])
+    told = " ".join(capsys.readouterr().out.split())
+    for setting in ALL:
+        assert f"{setting.explanation.replace('``', '')} (default: " in told
+    assert "--media-max-images N Pictures in one request. (default: 32) --media-max-url-length N" in told
 
 
 @pytest.mark.parametrize(

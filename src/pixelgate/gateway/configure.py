@@ -7,8 +7,6 @@ variable, and its place in the file. So a new field needs nothing here.
 from __future__ import annotations
 
 import argparse
-import difflib
-import re
 import tomllib
 from collections.abc import Iterator, Mapping
 from dataclasses import MISSING, Field, dataclass, field, fields
@@ -16,18 +14,14 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from pixelgate.errors import ConfigError
+from pixelgate.gateway.environment import refuse_unknown
+from pixelgate.gateway.explained import explanations
 from pixelgate.gateway.settings import GatewaySettings, ModelSettings
 from pixelgate.media.policy import MediaPolicy
 
 # Names that read better than what the rule would give.
 _FLAGS = {"api_keys": "--api-key", "trusted_proxies": "--trusted-proxy", "egress_proxy": "--egress-proxy"}
 _VARIABLES = {"api_keys": "PIXELGATE_API_KEY"}
-_OURS = "PIXELGATE_"
-_OTHER_VARIABLES = ("PIXELGATE_ISA", "PIXELGATE_CXXFLAGS")  # the library's, and those of who builds it
-# What Kubernetes tells every container of services whose names begin with pixelgate: (NAME, value).
-_KUBERNETES = re.compile(
-    r"\w+_(SERVICE_HOST|SERVICE_PORT(_\w+)?|PORT_\d+_[A-Z]+(_\w+)?)=.*|\w+_PORT=[a-z]+://.*", re.DOTALL
-)
 _EMPTY_LIST = "none"
 _TABLES = ("models", "media")  # not values, and said otherwise
 
@@ -77,6 +71,11 @@ class Setting:
         factory = self.field.default_factory
         return self.field.default if factory is MISSING else factory()
 
+    @property
+    def explanation(self) -> str:
+        """What it is for, in the words of its class."""
+        return explanations(self.section)[self.name]
+
     def refuse(self, where: str, value: Any) -> ConfigError:
         """The error of a value of another type, which is shown unless it is a secret."""
         shown = f", not {value!r}" if self.field.repr else ""
@@ -112,11 +111,21 @@ def settings() -> Iterator[Setting]:
                 yield Setting(section, each)
 
 
+class Explaining(argparse.HelpFormatter):
+    """Puts what a setting is for before its default; only for a help that is printed is the source read."""
+
+    def _get_help_string(self, action: argparse.Action) -> str | None:
+        setting = next((each for each in settings() if each.flag == action.dest), None)
+        if setting is None:
+            return action.help
+        return f"{setting.explanation} ({action.help})".replace("``", "").replace("%", "%%")
+
+
 def add_flags(parser: argparse.ArgumentParser) -> None:
-    """One option for every setting."""
+    """One option for every setting. Their help is that of a parser whose formatter is `Explaining`."""
     groups = {
-        GatewaySettings: parser.add_argument_group("settings of the gateway", "explained in docs/gateway.md"),
-        MediaPolicy: parser.add_argument_group("pictures", "explained in docs/gateway.md"),
+        GatewaySettings: parser.add_argument_group("settings of the gateway", "more in docs/gateway.md"),
+        MediaPolicy: parser.add_argument_group("pictures", "more in docs/gateway.md"),
     }
     for setting in settings():
         group, default = groups[setting.section], setting.default
@@ -127,25 +136,15 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
             continue
         several = setting.kind == "tuple[str, ...]"
         shown = ", ".join(default) if several else default
+        if shown in ("", None):
+            shown = "none"
         group.add_argument(
             setting.flag,
             dest=setting.flag,
             action="append" if several else "store",
             metavar=_METAVARS.get(setting.kind, "TEXT"),
-            help=f"default: {shown}" if shown not in ("", None) else None,
+            help=f"default: {shown}",
         )
-
-
-def refuse_unknown(environment: Mapping[str, str]) -> None:
-    """Raise ConfigError for a variable of ours that nothing reads: a misspelt limit would be no limit."""
-    known = [*(setting.variable for setting in settings()), *_OTHER_VARIABLES]
-    for name, value in environment.items():
-        if not name.startswith(_OURS) or name in known or _KUBERNETES.fullmatch(f"{name}={value}"):
-            continue
-        endings = [each.removeprefix(_OURS) for each in known]
-        close = difflib.get_close_matches(name.removeprefix(_OURS), endings, n=1, cutoff=0.55)
-        hint = f"; did you mean {_OURS}{close[0]}?" if close else "; docs/gateway.md has all there are"
-        raise ConfigError(f"no setting has the variable {name}{hint}")
 
 
 @dataclass
@@ -173,7 +172,7 @@ def configure(
     Raises ConfigError that names the flag, the variable or the file with the mistake.
     """
     found: dict[type, _Values] = {GatewaySettings: _Values(), MediaPolicy: _Values()}
-    refuse_unknown(environment or {})
+    refuse_unknown(environment or {}, [setting.variable for setting in settings()])
     if file is not None:
         models = _read(file, found)
     for setting in settings():

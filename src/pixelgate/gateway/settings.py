@@ -120,7 +120,11 @@ class GatewaySettings:
 
     models: tuple[ModelSettings, ...]
     host: str = "127.0.0.1"
+    """Address to listen on."""
+
     port: int = 8080
+    """Port to listen on."""
+
     media: MediaPolicy = field(default_factory=MediaPolicy)
 
     api_keys: tuple[str, ...] = field(default=(), repr=False)
@@ -146,16 +150,17 @@ class GatewaySettings:
     """Connections at once; one more is told 503 and closed."""
 
     max_header_bytes: int = 32 * 1024
-    """Request line and headers of one request together."""
+    """Request line and headers of one request together; above it 431."""
 
     max_headers: int = 100
-    """Header lines of one request."""
+    """Header lines of one request; above it 431."""
 
     header_timeout: float = 10.0
-    """Seconds for the whole head of a request, from its first byte or the connection's start."""
+    """Seconds for the whole head of a request, from its first byte or the connection's start, or 408; also for what a
+    client still sends once it is answered."""
 
     body_timeout: float = 60.0
-    """Seconds for the whole body of a request."""
+    """Seconds for the whole body of a request, or 408."""
 
     write_timeout: float = 60.0
     """Seconds that a client may leave an answer unread before its connection is ended."""
@@ -164,16 +169,20 @@ class GatewaySettings:
     """Seconds for which a connection may be idle between two requests."""
 
     max_body_bytes: int = 64 * MIB
-    """Largest request body: pictures as data URLs are a third larger than their files."""
+    """Largest request body; a larger one is 413, whatever length it claims. Pictures as data URLs are a third larger
+    than their files."""
 
     max_text_characters: int = 2_000_000
-    """Most text of one request: messages, tools and template arguments. A message counts as a hundred more."""
+    """Characters of one request's messages, tools and template arguments; above it 413. A message counts as a hundred
+    more."""
 
     max_tensor_bytes: int = 1024 * MIB
-    """Largest pixel tensors of one request together, known from the headers before any pixel is decoded."""
+    """Largest pixel tensors of one request together, known from the headers before any pixel is decoded; above it
+    413."""
 
     trust_request_mm_kwargs: bool = False
-    """Whether a request may set options of the processor, and with them how much work a picture makes."""
+    """Whether a request may set options of the processor (``mm_processor_kwargs``), and with them how much work a
+    picture makes."""
 
     special_tokens_in_text: TypedSpecials = "text"
     """Whether special tokens that users type are "text", or control the model ("allow") but for those of pictures."""
@@ -188,7 +197,8 @@ class GatewaySettings:
     """Bytes of pixel tensors that all requests hold together until their engines have them."""
 
     budget_wait: float = 5.0
-    """Seconds for which a request waits for room in the three budgets above before it is answered 429."""
+    """Seconds for which a request waits for room in these three budgets before it is answered 429, with
+    ``Retry-After``."""
 
     max_queue: int = 256
     """Requests that wait for room in one of them, one client's no more than its share; one more is told 429 at once."""

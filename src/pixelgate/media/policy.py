@@ -69,8 +69,9 @@ class MediaPolicy:
     routable. A host name is allowed with whatever addresses it has. Empty: the public internet only."""
 
     egress_proxy: str = field(default="", repr=False)
-    """http:// or https:// URL of a proxy through which pictures are fetched. Hosts are resolved and checked here all
-    the same. Empty: directly, whatever the environment says. A secret, as it may hold a password."""
+    """``http://[USER:PASSWORD@]HOST:PORT``, or https://, of a proxy through which all pictures are fetched. Hosts are
+    resolved and checked here all the same. Empty: directly, whatever the environment says. A secret, as it may hold a
+    password."""
 
     allowed_domains: tuple[str, ...] = ()
     """Hosts that may be fetched from: "example.com" is that host, "*.example.com" every name below it. Their addresses
