@@ -363,6 +363,30 @@ async def test_what_tensors_cannot_carry_is_refused_where_nobody_else_can(monkey
     assert (answer.status_code, error_of(answer)["code"]) == (422, "not_carried")
 
 
+@pytest.mark.parametrize("beside", [False, True])
+async def test_of_prompts_that_engines_make_nothing_is_told_and_why(beside):
+    async with OpenAIServer(("other",), reply=REPLY) as server, strict_engine() as strict:
+        models = [ModelSettings("", (server.url,), "other")]
+        if beside:
+            models.append(ModelSettings(str(CHECKPOINT), (strict.url,), "demo"))
+        async with gateway(models) as house:
+            asked = {"model": "other", "prompt": "a", "messages": [{"role": "user", "content": "a"}], "tokens": [1]}
+            for path, names in (
+                ("/v1/chat/completions/render", ("model", "messages")),
+                ("/tokenize", ("model", "prompt")),
+                ("/tokenize", ("model", "messages")),
+                ("/detokenize", ("model", "tokens")),
+            ):
+                answer = await house.client.post(path, json={name: asked[name] for name in names})
+                error = error_of(answer)
+                assert (answer.status_code, error["code"], error["param"]) == (404, "model_not_found", "model")
+                assert error["message"].startswith("the engines of other make its prompts themselves, so its tokens")
+                assert ("; this path serves demo" in error["message"]) == beside
+            answer = await house.client.post("/tokenize", json={"model": "third", "prompt": "a"})
+            served = "demo, other" if beside else "other"
+            assert error_of(answer)["message"] == f"this gateway does not serve that model; it serves {served}"
+
+
 async def test_what_waits_for_another_engine_is_told_so(monkeypatch):
     def refuse(request):
         raise NotCarriedError("no masks here")

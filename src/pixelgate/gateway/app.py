@@ -41,7 +41,7 @@ def create_app(settings: GatewaySettings, models: Sequence[ServedModel | PassThr
     admin_address = settings.admin_address
     app = Starlette(
         routes=[
-            Route(ChatCompletions.path, ChatCompletions(*gateway.shared, gateway.passing), methods=["POST"]),
+            Route(ChatCompletions.path, ChatCompletions(*gateway.shared), methods=["POST"]),
             *(Route(kind.path, kind(*gateway.shared), methods=["POST"]) for kind in _WITHOUT_ENGINES),
             Route("/v1/models", gateway.list_models),
             health,
@@ -71,7 +71,7 @@ class _Gateway:
         self._by_name: dict[str, ServedModel | PassThrough] = {**self.passing, **self._models}
         self._started = int(time.time())
         self._services = Services.of(settings)
-        self.shared = self._services, self._models
+        self.shared = self._services, self._models, self.passing
 
     @asynccontextmanager
     async def lifespan(self, app: Starlette) -> AsyncIterator[None]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import AsyncGenerator, Coroutine, Mapping
+from collections.abc import AsyncGenerator, Coroutine
 from contextlib import aclosing
 from dataclasses import dataclass, field
 from typing import Any
@@ -12,40 +12,26 @@ import msgspec
 
 from pixelgate.engines.chat_engine import ChatObject
 from pixelgate.engines.engine import EngineRequest
-from pixelgate.errors import ModelNotFoundError, NotCarriedError
+from pixelgate.errors import NotCarriedError
 from pixelgate.gateway import passthrough, wire
 from pixelgate.gateway.answers import Piece
 from pixelgate.gateway.chat import Chat, answer, prepare
 from pixelgate.gateway.endpoint import Endpoint, Exchange
-from pixelgate.gateway.passthrough import Passage, PassThrough
+from pixelgate.gateway.passthrough import Passage
 from pixelgate.gateway.replies import as_json, error_object, noted
-from pixelgate.gateway.served import ServedModel
 from pixelgate.gateway.services import Held, Services
 
 
 class ChatCompletions(Endpoint):
-    """The route that does the work. ``passing`` are the models with engines that prepare pictures themselves."""
+    """The route that does the work."""
 
     path = "/v1/chat/completions"
-
-    def __init__(
-        self,
-        services: Services,
-        models: Mapping[str, ServedModel],
-        passing: Mapping[str, PassThrough],
-    ) -> None:
-        super().__init__(services, models)
-        self._names = dict.fromkeys([*models, *passing])
-        self._passing = passing
 
     def begin(self, exchange: Exchange, body: bytes, held: Held) -> Coroutine[Any, Any, int]:
         """Read the body, and stream, complete or hand on."""
         with exchange.phases.measure("parse"):
             parsed = wire.parse_chat(body)
-        if parsed.model not in self._names:
-            known = ", ".join(self._names)
-            raise ModelNotFoundError(f"this gateway does not serve that model; it serves {known}", param="model")
-        passing = self._passing.get(parsed.model)
+        passing = self.passing.get(parsed.model)
         passage = Passage(exchange.own_id, parsed, passing, exchange.phases, held) if passing else None
         if passage and parsed.model not in self.models:
             return self._hand_on(passage, exchange)

@@ -24,6 +24,7 @@ from pixelgate.gateway.chat import Chat, configured
 from pixelgate.gateway.fairness import Owner
 from pixelgate.gateway.messages import check_texts
 from pixelgate.gateway.metrics import Phases
+from pixelgate.gateway.passthrough import PassThrough
 from pixelgate.gateway.replies import error_response, noted
 from pixelgate.gateway.served import ServedModel
 from pixelgate.gateway.services import Held, Services
@@ -89,15 +90,20 @@ class Exchange:
 class Endpoint(ABC):
     """A route with a model in its request's body, as an ASGI application.
 
+    ``models`` have engines that take tensors, ``passing`` those that prepare pictures and prompts themselves.
+
     One coroutine has a request from its first byte to its last and ends when the client hangs up; so the engine's
     request is aborted and the request is counted whatever happens, be it between the first text and its sending.
     """
 
     path: ClassVar[str]
 
-    def __init__(self, services: Services, models: Mapping[str, ServedModel]) -> None:
+    def __init__(
+        self, services: Services, models: Mapping[str, ServedModel], passing: Mapping[str, PassThrough]
+    ) -> None:
         self.services = services
         self.models = models
+        self.passing = passing
 
     @abstractmethod
     def begin(self, exchange: Exchange, body: bytes, held: Held) -> Coroutine[Any, Any, int]:
@@ -118,10 +124,14 @@ class Endpoint(ABC):
         return Chat(exchange.own_id, parsed, model, facts, exchange.phases, processor, held)
 
     def model(self, name: str) -> tuple[ServedModel, EngineFacts]:
-        """The model that clients call ``name``. Raises ModelNotFoundError."""
+        """The model that clients call ``name``, with engines that take tensors. Raises ModelNotFoundError."""
         if name not in self.models:
-            known = ", ".join(self.models) or "none whose prompts it makes itself"
-            raise ModelNotFoundError(f"this gateway does not serve that model here; it serves {known}", param="model")
+            known = ", ".join(dict.fromkeys([*self.models, *self.passing]))
+            words = f"this gateway does not serve that model; it serves {known}"
+            if name in self.passing:
+                here = f"; this path serves {', '.join(self.models)}" if self.models else ""
+                words = f"the engines of {name} make its prompts themselves, so its tokens are not known here{here}"
+            raise ModelNotFoundError(words, param="model")
         model = self.models[name]
         return model, model.facts
 
