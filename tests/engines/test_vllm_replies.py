@@ -8,7 +8,7 @@ from scripted_vllm import client, scripted
 from smg_grpc_proto.generated import vllm_engine_pb2 as pb
 
 from pixelgate.engines.engine import Delta, TokenLogprob
-from pixelgate.engines.vllm_replies import Answers
+from pixelgate.engines.grpc_replies import Answers
 from pixelgate.errors import EngineError
 from pixelgate.testing.strict_engine import StrictEngine
 

@@ -1,24 +1,23 @@
 """GenerateRequest as bytes, for vLLM's gRPC servicer.
 
-Everything but the pixels is built and serialised with the official stubs. The pixels never enter a message object:
-protobuf merges repeated occurrences of an embedded message, so ``mm_inputs { pixel_values { inline } }`` appended to
-the serialised rest is the same message, and one ``join`` is the only copy that is made of them. Where engine and
-gateway share memory the message has only the names of files.
+Everything but the pixels is built and serialised with the official stubs; how these follow is in grpc_wire.py. Where
+engine and gateway share memory the message has only the names of files.
 """
 
 from __future__ import annotations
 
-import numpy as np
 from smg_grpc_proto.generated import common_pb2
 from smg_grpc_proto.generated import vllm_engine_pb2 as pb
 
 from pixelgate.engines.engine import Constraint, EngineRequest, Images, Sampling
+from pixelgate.engines.grpc_wire import MAX_TENSOR_BYTES, payload_prefix, raw
 from pixelgate.engines.shm import MIN_BYTES, Segments
 from pixelgate.engines.vllm_sampling import refuse_impossible, top_p
 from pixelgate.errors import EngineError, RequestError, TooLargeError
 from pixelgate.pixels.tensor import Tensor
 
-MAX_TENSOR_BYTES = (1 << 31) - (64 << 20)  # protobuf's own limit of 2 GiB, less what else is in a message
+# where the pixels go, innermost first
+_TO_PAYLOAD = ((pb.TensorData, "inline"), (pb.MultimodalInputs, "pixel_values"), (pb.GenerateRequest, "mm_inputs"))
 _OPTIONAL_SAMPLING = (
     "top_p",
     "top_k",
@@ -56,9 +55,7 @@ def encode(request: EngineRequest, segments: Segments | None = None) -> bytes:
     head = bytes(message.SerializeToString())
     if message.mm_inputs.pixel_values.HasField("shm"):
         return head
-    prefix = _payload_prefix(pixels.nbytes)
-    # as uint8, because bfloat16 has no buffer format
-    return b"".join([head, prefix, *(part.reshape(-1).view(np.uint8).data for part in pixels.parts)])
+    return b"".join([head, payload_prefix(_TO_PAYLOAD, pixels.nbytes), *map(raw, pixels.parts)])
 
 
 def _sampling(sampling: Sampling) -> pb.SamplingParams:
@@ -137,25 +134,3 @@ def _sizes(tensor: Tensor) -> str:
     if tensor.sizes is None:
         raise EngineError(f"The flat tensor {tensor.name} does not name the tensor that holds its sizes.")
     return tensor.sizes
-
-
-def _payload_prefix(nbytes: int) -> bytes:
-    """What comes before ``nbytes`` of payload: the headers of mm_inputs, pixel_values and inline, outermost first."""
-    prefix = b""
-    for message, field in (
-        (pb.TensorData, "inline"),
-        (pb.MultimodalInputs, "pixel_values"),
-        (pb.GenerateRequest, "mm_inputs"),
-    ):
-        number = message.DESCRIPTOR.fields_by_name[field].number
-        prefix = _varint(number << 3 | 2) + _varint(len(prefix) + nbytes) + prefix
-    return prefix
-
-
-def _varint(value: int) -> bytes:
-    out = bytearray()
-    while value > 0x7F:
-        out.append(value & 0x7F | 0x80)
-        value >>= 7
-    out.append(value)
-    return bytes(out)
