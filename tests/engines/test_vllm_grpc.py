@@ -98,7 +98,7 @@ async def test_the_facts_of_an_engine():
             max_context=512,
             max_images=3,
             max_embeddings_per_image=30,
-            max_tensor_bytes=MAX_TENSOR_BYTES,
+            max_pixel_bytes=MAX_TENSOR_BYTES,
             takes_mixed_shapes=False,
             eos_token_ids=(999,),
             checkpoint="qwen2_5_vl",

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from pixelgate.engines import local, local_transformers, openai_http, vllm_grpc, vllm_http
+from pixelgate.engines import local, local_transformers, openai_http, sglang_grpc, sglang_http, vllm_grpc, vllm_http
 from pixelgate.engines.chat_engine import ChatEngine
 from pixelgate.engines.discovery import DNS, FILE
 from pixelgate.engines.engine import Engine, EngineWithFiles
@@ -17,6 +17,10 @@ _HTTP = (*_TIMEOUTS, "model", "name", "headers")
 
 def _vllm_grpc(url: str, deps: dict[str, Any]) -> EngineWithFiles:
     return vllm_grpc.VllmGrpcEngine(url, **_of(deps, (*_TIMEOUTS, "shm")))
+
+
+def _sglang_grpc(url: str, deps: dict[str, Any]) -> EngineWithFiles:
+    return sglang_grpc.SglangGrpcEngine(url, **_of(deps, (*_TIMEOUTS, "model_type", "image_processor")))
 
 
 def _vllm_http(url: str, deps: dict[str, Any]) -> Engine:
@@ -35,8 +39,17 @@ def _local(url: str, deps: dict[str, Any]) -> Engine:
 # One entry per URL scheme. A builder takes what it needs of ``deps`` and leaves the rest.
 _BUILDERS: dict[str, Callable[[str, dict[str, Any]], Engine]] = {
     vllm_grpc.SCHEME: _vllm_grpc,
+    sglang_grpc.SCHEME: _sglang_grpc,
     **dict.fromkeys(vllm_http.SCHEMES, _vllm_http),
     "local": _local,
+}
+_WITH_FILES: dict[str, Callable[[str, dict[str, Any]], EngineWithFiles]] = {
+    vllm_grpc.SCHEME: _vllm_grpc,
+    sglang_grpc.SCHEME: _sglang_grpc,
+}
+_CHAT: dict[str, type[openai_http.OpenAIEngine]] = {
+    **dict.fromkeys(openai_http.SCHEMES, openai_http.OpenAIEngine),
+    **dict.fromkeys(sglang_http.SCHEMES, sglang_http.SglangHttpEngine),
 }
 
 
@@ -44,9 +57,9 @@ def engine(url: str, **deps: Any) -> Engine:
     """The engine that ``url`` names; nothing is connected yet.
 
     ``deps`` are what engines are built with: ``connect_timeout``, ``call_timeout`` and ``generate_timeout`` in
-    seconds; over gRPC ``shm``, whether shared memory may be used; over HTTP ``model``, ``name`` and ``headers``; for an
-    embedded one those of its class. Raises ConfigError for an unknown
-    scheme, a malformed address, or an engine that takes no tensors.
+    seconds; over gRPC ``shm``, whether shared memory may be used, ``model_type`` and ``image_processor`` of the
+    checkpoint; over HTTP ``model``, ``name`` and ``headers``; for an embedded one those of its class. Raises ConfigError
+    for an unknown scheme, a malformed address, an engine that takes no tensors, or one that would answer wrong.
     """
     scheme = _scheme(url)
     if scheme not in _BUILDERS:
@@ -64,26 +77,36 @@ def takes_chat(entry: str) -> bool:
 
     Those of a file take tensors. Raises ConfigError.
     """
-    return not entry.startswith(FILE) and _scheme(entry.removeprefix(DNS)) in openai_http.SCHEMES
+    return not entry.startswith(FILE) and _scheme(entry.removeprefix(DNS)) in _CHAT
+
+
+def begins_as_transformers(entry: str) -> bool:
+    """Whether engines of ``entry`` put the token before a prompt that transformers' processors put there.
+
+    Those of a file are taken for engines that do not. Raises ConfigError.
+    """
+    return not entry.startswith(FILE) and _scheme(entry.removeprefix(DNS)) == sglang_grpc.SCHEME
 
 
 def chat_engine(url: str, **deps: Any) -> ChatEngine:
     """The engine that ``url`` names, of which `takes_chat` is true; ``deps`` as in `engine`. Raises ConfigError."""
-    return openai_http.OpenAIEngine(url, **_of(deps, _HTTP))
+    return _CHAT[_scheme(url)](url, **_of(deps, _HTTP))
 
 
 def remote(url: str) -> EngineWithFiles:
     """The engine that ``url`` names, to be asked for its files. An embedded one has none and is a ConfigError, too."""
-    if _scheme(url) != vllm_grpc.SCHEME:
+    scheme = _scheme(url)
+    if scheme not in _WITH_FILES:
         raise ConfigError(
-            f"{url} has no files of its own, as vllm+grpc:// engines have: give CHECKPOINT, a directory or hub id"
+            f"{url} has no files of its own, as {' and '.join(f'{name}://' for name in _WITH_FILES)} engines have: "
+            "give CHECKPOINT, a directory or hub id"
         )
-    return _vllm_grpc(url, {})
+    return _WITH_FILES[scheme](url, {})
 
 
 def _scheme(url: str) -> str:
     scheme, colon, _ = url.partition(":")
-    schemes = (*_BUILDERS, *openai_http.SCHEMES)
+    schemes = (*_BUILDERS, *_CHAT)
     if not colon or scheme not in schemes:
         known = " or ".join(f"{name}:" for name in schemes)
         raise ConfigError(f"{url!r} is not an engine address: it must start with {known}")

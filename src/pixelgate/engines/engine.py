@@ -115,9 +115,9 @@ class Delta:
 class EngineFacts:
     """What an engine says of itself, over one connection: after the next one it may be another.
 
-    ``pixel_dtype`` is the dtype in which it wants pixel tensors, ``max_tensor_bytes`` what a request to it can carry,
-    ``checkpoint`` where it has its weights from, in its own words, ``shared_memory`` which /dev/shm it sees. Without
-    ``takes_mixed_shapes`` the pixels of a request are one dense tensor.
+    ``pixel_dtype`` is the dtype in which it wants pixel tensors, ``checkpoint`` where it has its weights from, in its
+    own words, ``shared_memory`` which /dev/shm it sees. Without ``takes_mixed_shapes`` the pixels of a request are one
+    dense tensor. ``max_pixel_bytes`` is how large all pixel tensors of a request may be.
     """
 
     model_name: str
@@ -126,7 +126,7 @@ class EngineFacts:
     max_context: int | None = None
     max_images: int | None = None
     max_embeddings_per_image: int | None = None
-    max_tensor_bytes: int | None = None
+    max_pixel_bytes: int | None = None
     takes_mixed_shapes: bool = True
     eos_token_ids: tuple[int, ...] = ()
     checkpoint: str = ""
@@ -157,13 +157,13 @@ def misfit(request: EngineRequest, facts: EngineFacts) -> str:
         return ""
     if images.tensors[0].dtype != facts.pixel_dtype:
         return "The engine wants the pictures of this request in another form."
+    if facts.max_pixel_bytes is not None and images.tensors[0].nbytes > facts.max_pixel_bytes:
+        return f"The engine takes pixel tensors of at most {facts.max_pixel_bytes} bytes."
     if facts.max_images is not None and len(images.spans) > facts.max_images:
         return f"The engine takes at most {facts.max_images} pictures."
     largest = max((plan.tokens for plan in images.plans), default=0)
     if facts.max_embeddings_per_image is not None and largest > facts.max_embeddings_per_image:
         return f"The engine takes pictures of at most {facts.max_embeddings_per_image} tokens."
-    if facts.max_tensor_bytes is not None and sum(t.nbytes for t in images.tensors) > facts.max_tensor_bytes:
-        return f"The engine takes at most {facts.max_tensor_bytes} bytes of tensors."
     return ""
 
 

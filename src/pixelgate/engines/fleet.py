@@ -31,7 +31,7 @@ BREAKER_FAILURES = 5  # requests that fail one after another, until an engine is
 BREAKER_PAUSE = 15.0  # seconds, for which it is
 
 _NOT_NOW = "The engines of this model that could carry the request cannot take it now."
-_LIMITS = ("max_context", "max_images", "max_embeddings_per_image", "max_tensor_bytes")
+_LIMITS = ("max_context", "max_images", "max_embeddings_per_image", "max_pixel_bytes")
 
 log = logging.getLogger(__name__)
 _Request = TypeVar("_Request")

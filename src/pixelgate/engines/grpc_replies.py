@@ -9,6 +9,14 @@ from pixelgate.engines.engine import Delta, FinishReason, TokenLogprob
 from pixelgate.errors import EngineError
 
 
+def item_limits(label: str) -> dict[str, int]:
+    """How many items of each modality a prompt may have, of a label such as ``image=8,video=2``. Raises EngineError."""
+    try:
+        return {name: int(count) for name, count in (pair.split("=") for pair in label.split(",") if label)}
+    except ValueError:
+        raise EngineError(f"The engine's limits for pictures cannot be read: {label!r}.") from None
+
+
 class Answers:
     """The ``n`` answers to one request, put together from an engine's messages, with ``logprobs`` if asked for."""
 

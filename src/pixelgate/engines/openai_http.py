@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, Mapping
 from contextlib import aclosing
-from typing import Any, cast
+from typing import Any, ClassVar, cast
 
 import msgspec
 
@@ -33,10 +33,16 @@ class OpenAIEngine:
     ``model``, or ``name``. Raises ConfigError for a malformed URL.
     """
 
+    schemes: ClassVar[tuple[str, str]] = SCHEMES
+    path: ClassVar[str] = "/v1"
+    """The path of a URL that has none."""
+    api: ClassVar[str] = ""
+    """What lies between a URL's path and the API's own."""
+
     def __init__(self, url: str, *, model: str = "", name: str = "", **client: Any) -> None:
-        scheme = SCHEMES[url.startswith(f"{SCHEMES[1]}:")]
+        scheme = self.schemes[url.startswith(f"{self.schemes[1]}:")]
         self._url = url
-        self._client = HttpClient(base_url(url, scheme, "/v1"), fields=_FIELDS, **client)
+        self._client = HttpClient(base_url(url, scheme, self.path), fields=_FIELDS, **client)
         self._wanted, self._name = model, name
         self._model = ""
 
@@ -47,7 +53,7 @@ class OpenAIEngine:
 
     async def describe(self) -> EngineFacts:
         """Ask the server for its models. Raises EngineUnavailableError when it is down."""
-        status, body = await self._client.ask("/models")
+        status, body = await self._client.ask(f"{self.api}/models")
         context = None
         if status in (404, 405) and (self._wanted or self._name):
             self._model = self._wanted or self._name
@@ -60,7 +66,7 @@ class OpenAIEngine:
     async def healthy(self) -> bool:
         """Whether the server answers. Never raises."""
         try:
-            return await self._client.status("/models") in (200, 404, 405)
+            return await self._client.status(f"{self.api}/models") in (200, 404, 405)
         except PixelgateError:
             return False
 
@@ -76,7 +82,7 @@ class OpenAIEngine:
             except EngineError as error:
                 raise EngineUnreachableError(error.message) from None
         box = [await self._encoded(request)]
-        async with self._client.post("/chat/completions", box) as response:
+        async with self._client.post(f"{self.api}/chat/completions", box) as response:
             if not request.stream:
                 yield self._checked(await read(response))
                 return
@@ -95,10 +101,14 @@ class OpenAIEngine:
         await self._client.close()
 
     async def _encoded(self, request: ChatCall) -> bytes:
-        body: Mapping[str, Any] = {"model": self._model, **request.body}
+        body = self.written({"model": self._model, **request.body})
         if request.nbytes >= _ENCODE_IN_THREAD_FROM:
             return await asyncio.to_thread(msgspec.json.encode, body)
         return msgspec.json.encode(body)
+
+    def written(self, body: Mapping[str, Any]) -> Mapping[str, Any]:
+        """A request's body as the server wants it. Raises NotCarriedError for what it would pass over in silence."""
+        return body
 
     def _checked(self, data: bytes) -> ChatObject:
         """An object of the answer that is one; errors come in the middle of a stream, too."""

@@ -8,6 +8,7 @@ from smg_grpc_proto.generated import vllm_engine_pb2 as pb
 
 from pixelgate.engines.engine import EngineFacts
 from pixelgate.engines.grpc_wire import MAX_TENSOR_BYTES
+from pixelgate.engines.grpc_replies import item_limits
 from pixelgate.errors import EngineError
 
 _FLOATS = ("float32", "bfloat16", "float16")
@@ -27,7 +28,7 @@ def told(model: pb.GetModelInfoResponse, server: pb.GetServerInfoResponse) -> En
         max_context=model.max_context_length or None,
         max_images=_max_images(server.mm_item_limits),
         max_embeddings_per_image=server.mm_encoder_budget or None,
-        max_tensor_bytes=MAX_TENSOR_BYTES,
+        max_pixel_bytes=MAX_TENSOR_BYTES,
         takes_mixed_shapes=False,
         eos_token_ids=tuple(model.eos_token_ids),
         checkpoint=model.model_path,
@@ -36,11 +37,6 @@ def told(model: pb.GetModelInfoResponse, server: pb.GetServerInfoResponse) -> En
     )
 
 
-def _max_images(limits: str) -> int | None:
-    """Images per prompt of a label such as ``image=8,video=2``; a modality that it leaves out has a limit of 0."""
-    if not limits:
-        return None
-    try:
-        return int(dict(pair.split("=") for pair in limits.split(",")).get("image", 0))
-    except ValueError:
-        raise EngineError(f"The engine's limits for pictures cannot be read: {limits!r}.") from None
+def _max_images(label: str) -> int | None:
+    """Images per prompt of a label; a modality that it leaves out has a limit of 0."""
+    return item_limits(label).get("image", 0) if label else None

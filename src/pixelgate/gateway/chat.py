@@ -167,10 +167,10 @@ async def admit(chat: Chat, services: Services) -> None:
             param="messages",
         )
     nbytes = sum(plan.nbytes_as(chat.facts.pixel_dtype) for plan in chat.plans)
-    most = min(services.settings.max_tensor_bytes, chat.facts.max_tensor_bytes or nbytes)
-    if nbytes > most:
+    limit = min(services.settings.max_tensor_bytes, chat.facts.max_pixel_bytes or services.settings.max_tensor_bytes)
+    if nbytes > limit:
         raise TooLargeError(
-            f"the request's pictures would become {nbytes} bytes of tensors; at most {most} are allowed",
+            f"the request's pictures would become {nbytes} bytes of tensors; at most {limit} are allowed",
             param="messages",
         )
     await chat.held.tensors.take(nbytes)

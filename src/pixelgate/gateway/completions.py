@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import AsyncGenerator, Coroutine
 from contextlib import aclosing
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import msgspec
@@ -67,6 +67,7 @@ class ChatCompletions(Endpoint):
 
     async def _hand_on(self, passage: Passage, exchange: Exchange) -> int:
         """Answer through an engine that prepares pictures itself."""
+        exchange = replace(exchange, passed_on=True)
         call = await passthrough.prepare(passage, self.services)
         async with aclosing(passthrough.answer(passage, call)) as objects:
             if call.stream:

@@ -54,6 +54,8 @@ class Exchange:
     id: str
     own_id: str
     phases: Phases
+    passed_on: bool = False
+    """Whether it goes to an engine that prepares pictures itself."""
 
     @property
     def owner(self) -> Owner:
@@ -64,7 +66,11 @@ class Exchange:
     def headers(self) -> dict[str, str]:
         """What the head of every reply has."""
         timing = self.phases.server_timing()
-        return {"x-request-id": self.id, **({"server-timing": timing} if timing else {})}
+        return {
+            "x-request-id": self.id,
+            **({"server-timing": timing} if timing else {}),
+            **({"x-pixelgate-preprocessing": "engine"} if self.passed_on else {}),
+        }
 
     async def reply(self, response: Response) -> None:
         """Send a whole response, piece by piece, so that what the client does not read yet stays ours to count."""

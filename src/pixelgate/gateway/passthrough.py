@@ -28,7 +28,7 @@ from pixelgate.engines.fleet import ChatFleet
 from pixelgate.errors import OptionError, RequestError
 from pixelgate.gateway.messages import Reference, references
 from pixelgate.gateway.metrics import Phases
-from pixelgate.gateway.served import ServedModel, open_model
+from pixelgate.gateway.served import ServedModel, check_model, open_model
 from pixelgate.gateway.services import Held, Services, naming, together
 from pixelgate.gateway.settings import GatewaySettings, ModelSettings
 from pixelgate.gateway.waiting import until_available
@@ -65,7 +65,10 @@ class PassThrough:
 
     async def connect(self, wait: float) -> EngineFacts:
         """The engines' facts, waiting up to ``wait`` seconds for them to answer."""
-        return await until_available(self.fleet.connect, wait, f"engine of model {self.name!r}")
+        facts = await until_available(self.fleet.connect, wait, f"engine of model {self.name!r}")
+        if self.processor is not None:
+            check_model(self.name, facts, self.processor.checkpoint)
+        return facts
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from pixelgate.engines.connect import engine, takes_chat
+from pixelgate.engines.connect import begins_as_transformers, engine, takes_chat
 from pixelgate.engines.discovery import Discovery
 from pixelgate.engines.engine import Engine, EngineFacts
 from pixelgate.engines.fleet import Fleet
@@ -50,15 +50,19 @@ class ServedModel(Prompting):
     async def connect(self, wait: float) -> EngineFacts:
         """The engines' facts, waiting up to ``wait`` seconds for them to answer; refuses engines that do not fit."""
         facts = await until_available(self.fleet.connect, wait, f"engine of model {self.name!r}")
-        checkpoint = self.processor.checkpoint
-        for name in ("model_type", "vocab_size"):
-            theirs, ours = getattr(facts, name), getattr(checkpoint, name)
-            if theirs and ours and theirs != ours:
-                raise ConfigError(
-                    f"the engines of model {self.name!r} serve {name} {theirs!r}, "
-                    f"but the checkpoint {checkpoint.path} is {ours!r}"
-                )
+        check_model(self.name, facts, self.processor.checkpoint)
         return facts
+
+
+def check_model(name: str, facts: EngineFacts, checkpoint: Checkpoint) -> None:
+    """Raise ConfigError where the engines of model ``name`` serve another than that of ``checkpoint``."""
+    for field in ("model_type", "vocab_size"):
+        theirs, ours = getattr(facts, field), getattr(checkpoint, field)
+        if theirs and ours and theirs != ours:
+            raise ConfigError(
+                f"the engines of model {name!r} serve {field} {theirs!r}, "
+                f"but the checkpoint {checkpoint.path} is {ours!r}"
+            )
 
 
 def open_model(settings: ModelSettings, gateway: GatewaySettings) -> ServedModel:
@@ -74,9 +78,17 @@ def open_model(settings: ModelSettings, gateway: GatewaySettings) -> ServedModel
         policy=gateway.media,
     ).with_options(**settings.mm_processor_kwargs)
     checkpoint = processor.checkpoint
-    prompting = open_prompting(processor, bos=settings.bos, typed_specials=gateway.special_tokens_in_text)
+    entries = [entry for entry in settings.engines if not takes_chat(entry)]
+    theirs = begins_as_transformers(entries[0])
+    bos: Bos = "transformers" if theirs else settings.bos
+    prompting = open_prompting(processor, bos=bos, typed_specials=gateway.special_tokens_in_text)
 
     def build(url: str) -> Engine:
+        if settings.bos == "engine" and begins_as_transformers(url) != theirs:
+            raise ConfigError(
+                f"{url} begins prompts otherwise than other engines of model {settings.name!r}: "
+                'say how with bos = "transformers", or serve two models'
+            )
         return engine(
             url,
             encode=prompting.tokenizer.encode_text,
@@ -84,13 +96,14 @@ def open_model(settings: ModelSettings, gateway: GatewaySettings) -> ServedModel
             eos_token_ids=checkpoint.eos_token_ids,
             checkpoint=checkpoint.path,
             model_type=checkpoint.model_type,
+            image_processor=checkpoint.image_processor,
             shm=gateway.shm == "auto",
             model=settings.engine_model,
             name=settings.name,
             headers=settings.headers(url),
         )
 
-    discovery = Discovery([entry for entry in settings.engines if not takes_chat(entry)], build)
+    discovery = Discovery(entries, build)
     find = None if discovery.fixed else discovery.look
     fleet = Fleet(discovery.engines, find=find, balance=settings.balance)
     return ServedModel(**vars(prompting), name=settings.name, processor=processor, fleet=fleet)

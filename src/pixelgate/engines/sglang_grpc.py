@@ -1,0 +1,51 @@
+"""SGLang over gRPC, ``--smg-grpc-mode``: service ``sglang.grpc.scheduler.SglangScheduler`` of smg-grpc-servicer."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from smg_grpc_proto.generated import sglang_scheduler_pb2 as pb
+from smg_grpc_proto.generated import sglang_scheduler_pb2_grpc
+
+from pixelgate.engines.grpc_channel import Connection
+from pixelgate.engines.grpc_engine import Dialect, GrpcEngine
+from pixelgate.engines.sglang_replies import told
+from pixelgate.engines.sglang_served import not_served
+from pixelgate.engines.sglang_wire import encode
+from pixelgate.errors import ConfigError
+
+SCHEME = "sglang+grpc"
+SERVICE = pb.DESCRIPTOR.services_by_name["SglangScheduler"].full_name
+
+
+class SglangGrpcEngine(GrpcEngine):
+    """One SGLang engine at ``sglang+grpc://host:port``, for a checkpoint of ``model_type`` and ``image_processor``.
+
+    Raises ConfigError for a malformed URL, and for a checkpoint that SGLang would answer wrong over this protocol.
+    """
+
+    dialect = Dialect(
+        scheme=SCHEME,
+        service=SERVICE,
+        messages=pb,
+        stub=sglang_scheduler_pb2_grpc.SglangSchedulerStub,
+        told=told,
+        encode=lambda request, segments: encode(request),  # it never says that it shares memory
+        abort=lambda request_id: pb.AbortRequest(request_id=request_id, reason="the client is gone"),
+    )
+
+    def __init__(self, url: str, *, model_type: str = "", image_processor: str = "", **timeouts: Any) -> None:
+        super().__init__(url, shm=False, **timeouts)
+        if complaint := not_served(model_type, image_processor):
+            raise ConfigError(f"{url}: {complaint}")
+
+    async def _serving(self, connection: Connection) -> bool:
+        """Whether it takes requests.
+
+        The first request after half a minute of rest makes its health service say that the scheduler is stuck, until
+        the answer begins. So that alone is not believed: a scheduler that answers a probe is well.
+        """
+        if await super()._serving(connection):
+            return True
+        reply = await self._ask(connection, connection.stub.HealthCheck, pb.HealthCheckRequest())
+        return bool(reply.healthy)
