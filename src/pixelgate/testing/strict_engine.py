@@ -18,9 +18,9 @@ import sys
 import time
 import zipfile
 from collections import deque
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Iterator, Sequence
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, ClassVar, Self
 
 import grpc
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
@@ -48,6 +48,10 @@ class StrictEngine:
     ``cancelled`` has the ids of requests whose call was given up, ``aborted`` those that Abort named.
     """
 
+    scheme: ClassVar[str] = "vllm+grpc"
+    service: ClassVar[str] = SERVICE
+    max_message_bytes: int = -1
+
     def __init__(
         self,
         model: Path | str | StrictFacts,
@@ -65,7 +69,7 @@ class StrictEngine:
         self.facts = model if isinstance(model, StrictFacts) else StrictFacts.from_checkpoint(Path(model), **settings)
         self.reply_ids = tuple(self._ids_of(reply) if reply_ids is None else reply_ids)
         self.delay = delay
-        self.requests: deque[pb.GenerateRequest] = deque(maxlen=keep)
+        self.requests: deque[Any] = deque(maxlen=keep)
         self.shm_namespace = namespace() if shm else ""
         self.shared: deque[str] = deque(maxlen=keep)
         self.cancelled: list[str] = []
@@ -79,12 +83,12 @@ class StrictEngine:
     @property
     def url(self) -> str:
         """The address in pixelgate's notation; the port is known once the server runs."""
-        return f"vllm+grpc://{self._host}:{self._port}"
+        return f"{self.scheme}://{self._host}:{self._port}"
 
     async def __aenter__(self) -> Self:
         options = [
-            ("grpc.max_receive_message_length", -1),
-            ("grpc.max_send_message_length", -1),
+            ("grpc.max_receive_message_length", self.max_message_bytes),
+            ("grpc.max_send_message_length", self.max_message_bytes),
             # long silent answers are normal, and so are pings meanwhile
             ("grpc.http2.min_ping_interval_without_data_ms", 10_000),
             ("grpc.http2.max_ping_strikes", 0),
@@ -92,13 +96,16 @@ class StrictEngine:
             ("grpc.so_reuseport", 0),
         ]
         self._server = grpc.aio.server(options=options)
-        vllm_engine_pb2_grpc.add_VllmEngineServicer_to_server(_Servicer(self), self._server)
+        self._serve_on(self._server)
         self._health = health.aio.HealthServicer()
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
         await self.set_serving(True)
         self._port = self._server.add_insecure_port(f"{self._host}:{self._port}")
         await self._server.start()
         return self
+
+    def _serve_on(self, server: Any) -> None:
+        vllm_engine_pb2_grpc.add_VllmEngineServicer_to_server(_Servicer(self), server)
 
     async def __aexit__(self, *exc_info: object) -> None:
         await self.stop()
@@ -114,7 +121,7 @@ class StrictEngine:
     async def set_serving(self, serving: bool) -> None:
         """What the health service answers from now on."""
         status = health_pb2.HealthCheckResponse
-        for service in ("", SERVICE):
+        for service in ("", self.service):
             await self._health.set(service, status.SERVING if serving else status.NOT_SERVING)
 
     def _ids_of(self, reply: str) -> list[int]:
@@ -245,12 +252,18 @@ class _Servicer(vllm_engine_pb2_grpc.VllmEngineServicer):  # type: ignore[misc] 
     ) -> AsyncIterator[common_pb2.GetTokenizerChunk]:
         if self._engine.checkpoint is None:
             await context.abort(grpc.StatusCode.FAILED_PRECONDITION, "this engine has no checkpoint")
-        data = _bundle(self._engine.checkpoint)
-        for start in range(0, len(data), _TOKENIZER_CHUNK):
-            last = start + _TOKENIZER_CHUNK >= len(data)
-            yield common_pb2.GetTokenizerChunk(
-                data=data[start : start + _TOKENIZER_CHUNK], sha256=hashlib.sha256(data).hexdigest() if last else ""
-            )
+        for chunk in files(self._engine.checkpoint):
+            yield chunk
+
+
+def files(checkpoint: Path | None) -> Iterator[common_pb2.GetTokenizerChunk]:
+    """The files of a checkpoint as GetTokenizer gives them."""
+    data = _bundle(checkpoint)
+    for start in range(0, len(data), _TOKENIZER_CHUNK):
+        last = start + _TOKENIZER_CHUNK >= len(data)
+        yield common_pb2.GetTokenizerChunk(
+            data=data[start : start + _TOKENIZER_CHUNK], sha256=hashlib.sha256(data).hexdigest() if last else ""
+        )
 
 
 def logprobs(ids: Sequence[int], sampling: pb.SamplingParams) -> pb.OutputLogProbs | None:
