@@ -10,11 +10,14 @@ import socket
 import pytest
 from running import EOS, strict_engine
 
+from goldens.tokenizers_of import complete
 from pixelgate import cli
 from pixelgate.demo import CHECKPOINT
 from pixelgate.engines import local
 from pixelgate.testing import strict_engine as engines
+from pixelgate.testing.sglang_server import SglangServer
 from pixelgate.testing.strict_http import StrictHttpEngine
+from pixelgate.testing.strict_sglang import StrictSglangEngine
 
 
 async def examined(*arguments):
@@ -63,7 +66,10 @@ async def test_an_engine_behind_http(capsys):
 async def test_an_engine_without_files_of_its_own_needs_a_checkpoint(capsys):
     async with StrictHttpEngine(CHECKPOINT, device_normalize=True) as engine:
         assert await examined("--engine", engine.url) == 1
-    assert "has no files of its own, as vllm+grpc:// engines have: give CHECKPOINT" in capsys.readouterr().err
+    assert (
+        "has no files of its own, as vllm+grpc:// and sglang+grpc:// engines have: give CHECKPOINT"
+        in capsys.readouterr().err
+    )
 
 
 async def test_an_engine_that_says_little(capsys):
@@ -135,5 +141,39 @@ def test_an_engine_is_needed(capsys):
         cli.main(["doctor", str(CHECKPOINT)])
     assert cli.main(["doctor", "--engine", "http://a:1"]) == 1
     assert "is not an engine address" in capsys.readouterr().err
-    assert cli.main(["doctor", "--engine", "openai+http://a:1"]) == 1
-    assert "prepares pictures itself" in capsys.readouterr().err
+
+
+async def test_an_engine_that_prepares_pictures_itself(capsys):
+    async with SglangServer(["m"], model_type="qwen2_5_vl", model_path="/m", max_model_len=500) as server:
+        assert await examined("--engine", server.url) == 0
+        found = findings(capsys.readouterr().out)
+        assert await examined("--engine", server.url, CHECKPOINT) == 0
+        with_checkpoint = findings(capsys.readouterr().out)
+        assert await examined("--engine", server.url.replace("sglang", "openai") + "/v1") == 0
+        assert "memory" not in found
+        server.model_type = "llava"
+        assert await examined("--engine", server.url, CHECKPOINT) == 1
+        assert "serve model_type 'llava', but the checkpoint" in capsys.readouterr().err
+    assert found["model"] == "m, qwen2_5_vl"
+    assert found["weights"] == "/m"
+    assert found["pixels"] == "the engine prepares pictures itself; they are fetched, checked and bounded here"
+    assert found["limits"] == "500 tokens of a prompt"
+    assert found["checkpoint"] == "none: pictures are not planned"
+    assert with_checkpoint["checkpoint"] == str(CHECKPOINT)
+    assert found["probe"].startswith("a picture of 224x224, answered in")
+    assert found["tokens"] == "7 at the engine, by its own count"
+    assert len(server.pictures) == 1
+
+
+async def test_an_engine_over_sglangs_grpc(tmp_path, capsys):
+    folder = complete("llava_next", tmp_path / "llava_next")
+    vocab_size = json.loads((folder / "config.json").read_text()).get("vocab_size", 210_000)
+    async with StrictSglangEngine(folder, vocab_size=vocab_size, reply_ids=(5,)) as engine:
+        assert await examined("--engine", engine.url, folder) == 0
+    found = findings(capsys.readouterr().out)
+    assert found["pixels"] == "float32, normalised here"
+    assert "264241152 bytes of pixels" in found["limits"]
+    assert found["tokens"].endswith("equal")
+    async with StrictSglangEngine(CHECKPOINT) as engine:
+        assert await examined("--engine", engine.url) == 1
+    assert "M-RoPE" in capsys.readouterr().err

@@ -15,19 +15,22 @@ import numpy as np
 from PIL import Image
 
 from pixelgate.engines import connect
+from pixelgate.engines.chat_engine import ChatObject
 from pixelgate.engines.engine import Delta, EngineFacts, EngineRequest
 from pixelgate.engines.shm import namespace
 from pixelgate.errors import EngineError, PixelgateError
-from pixelgate.gateway import received, wire
+from pixelgate.gateway import passthrough, received, wire
 from pixelgate.gateway.chat import Chat, prepare
 from pixelgate.gateway.fairness import Owner
 from pixelgate.gateway.metrics import Phases
-from pixelgate.gateway.served import ServedModel, open_model
+from pixelgate.gateway.passthrough import Passage, PassThrough, open_both
+from pixelgate.gateway.served import ServedModel
 from pixelgate.gateway.services import Services
 from pixelgate.gateway.settings import GatewaySettings, ModelSettings
 
 _SIDE = 224
 _QUESTION = "What is this?"
+_PASSES = "the engine prepares pictures itself; they are fetched, checked and bounded here"
 
 Tell = Callable[[str, str], None]
 
@@ -55,30 +58,39 @@ def examine(model: ModelSettings, tell: Tell) -> None:
     tell("engine", url)
     embedded = connect.embedded(url)
     if not embedded:  # before anything is fitted against it
-        _tell_facts(asyncio.run(_facts(model)), tell)
+        _tell_facts(asyncio.run(_facts(model)), tell, passes=connect.takes_chat(url))
     with received.complete(model, 0.0) as complete:
         settings = GatewaySettings(models=(complete,), engine_wait=0.0)
-        served = open_model(complete, settings)
+        (opened,) = open_both(complete, settings)
+    if isinstance(opened, PassThrough):
+        tell("checkpoint", model.checkpoint or "none: pictures are not planned")
+        asyncio.run(_pass(opened, settings, tell))
+        return
     tell("checkpoint", model.checkpoint or "the engine's own files")
-    asyncio.run(_probe(served, settings, tell, embedded=embedded))
+    asyncio.run(_probe(opened, settings, tell, embedded=embedded))
 
 
 async def _facts(model: ModelSettings) -> EngineFacts:
     (url,) = model.engines
-    engine = connect.engine(url, model=model.engine_model, name=model.name, headers=model.headers(url))
+    connected = connect.chat_engine if connect.takes_chat(url) else connect.engine
+    engine = connected(url, model=model.engine_model, name=model.name, headers=model.headers(url))
     try:
         return await engine.describe()
     finally:
         await engine.close()
 
 
-def _tell_facts(facts: EngineFacts, tell: Tell) -> None:
+def _tell_facts(facts: EngineFacts, tell: Tell, *, passes: bool = False) -> None:
     tell("model", f"{facts.model_name or 'without a name'}, {facts.model_type or 'of a type that it does not say'}")
     tell("weights", facts.checkpoint or "not said")
-    tell("pixels", _pixels(facts))
+    tell("pixels", _PASSES if passes else _pixels(facts))
     tell("limits", _limits(facts))
-    shared = facts.shared_memory and facts.shared_memory == namespace()
-    tell("memory", "shared with this host" if shared else "its own")
+    if not passes:
+        tell("memory", _memory(facts))
+
+
+def _memory(facts: EngineFacts) -> str:
+    return "shared with this host" if facts.shared_memory and facts.shared_memory == namespace() else "its own"
 
 
 def _pixels(facts: EngineFacts) -> str:
@@ -91,6 +103,7 @@ def _limits(facts: EngineFacts) -> str:
         "tokens of a prompt": facts.max_context,
         "pictures": facts.max_images,
         "tokens of a picture": facts.max_embeddings_per_image,
+        "bytes of pixels": facts.max_pixel_bytes,
         "tokens in the vocabulary": facts.vocab_size,
     }
     return ", ".join(f"{number} {words}" for words, number in limits.items() if number is not None) or "not said"
@@ -118,6 +131,31 @@ async def _probe(served: ServedModel, settings: GatewaySettings, tell: Tell, *, 
     if counted != sent:
         raise EngineError(f"the prompt has {sent} tokens here, and {counted} at the engine")
     tell("tokens", f"{sent} here, {counted} at the engine: equal")
+
+
+async def _pass(model: PassThrough, settings: GatewaySettings, tell: Tell) -> None:
+    """Hand on one picture for one token."""
+    try:
+        await model.connect(settings.engine_wait)
+        services = Services.of(settings)
+        async with services.running():
+            with services.holding(Owner("doctor")) as held:
+                question, phases = wire.parse_chat(_question(model.name)), Phases(services.metrics)
+                passage = Passage("pixelgate-doctor", question, model, phases, held)
+                call = await passthrough.prepare(passage, services)
+        start = time.perf_counter()
+        async with aclosing(passthrough.answer(passage, call)) as objects:
+            answer = await anext(objects)
+        took = time.perf_counter() - start
+    finally:
+        await model.fleet.close()
+    tell("probe", f"a picture of {_SIDE}x{_SIDE}, answered in {took:.2f} s")
+    tell("tokens", f"{_counted(answer)} at the engine, by its own count")
+
+
+def _counted(answer: ChatObject) -> str:
+    usage = answer.get("usage")
+    return str(usage.get("prompt_tokens", "not said")) if isinstance(usage, dict) else "not said"
 
 
 async def _last(served: ServedModel, request: EngineRequest) -> Delta:

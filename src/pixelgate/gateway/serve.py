@@ -59,8 +59,13 @@ def _run(settings: GatewaySettings) -> None:
 
     async def serve() -> None:
         # Before the server starts: so a refusal is one readable line, and a signal ends the wait for an engine.
-        for model in models:
-            await model.connect(settings.engine_wait)
+        try:
+            for model in models:
+                await model.connect(settings.engine_wait)
+        except BaseException:
+            for model in models:
+                await model.fleet.close()
+            raise
         settle()
         async with admin_listener(app.state.admin, settings):
             await server.serve()

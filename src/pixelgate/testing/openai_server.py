@@ -58,11 +58,15 @@ class OpenAIServer:
         app = web.Application(client_max_size=_MAX_BODY)
         app.router.add_get("/v1/models", self._models)
         app.router.add_post("/v1/chat/completions", self._chat)
+        self._add_routes(app)
         self._runner = web.AppRunner(app, handler_cancellation=True, shutdown_timeout=0.01)
         await self._runner.setup()
         await web.TCPSite(self._runner, self._host, self._port).start()
         self._port = self._runner.addresses[0][1]
         return self
+
+    def _add_routes(self, app: web.Application) -> None:
+        """Further routes of a kind of server."""
 
     async def __aexit__(self, *exc_info: object) -> None:
         await self.stop()
@@ -83,6 +87,8 @@ class OpenAIServer:
             return _error(401, "the key is wrong")
         body = msgspec.json.decode(await request.read())
         self.requests.append(body)
+        if not self._takes(body):
+            return _error(400, "this is not for me")
         if body["model"] not in self.models:
             return _error(404, f"there is no {body['model']}")
         try:
@@ -94,6 +100,10 @@ class OpenAIServer:
         except asyncio.CancelledError:
             self.cancelled += 1
             raise
+
+    def _takes(self, body: dict[str, Any]) -> bool:
+        """Whether all of a request means something to this kind of server."""
+        return True
 
     async def _whole(self, body: dict[str, Any]) -> web.Response:
         text = "".join([word async for word in self._words()])
