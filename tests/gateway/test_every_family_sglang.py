@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 
 import numpy as np
 import pytest
-from running import gateway, image, picture, text
+from running import error_of, gateway, image, picture, text
 from test_every_family import FAMILIES
 
 from goldens.tokenizers_of import complete
 from pixelgate.errors import ConfigError
+from pixelgate.gateway import received
+from pixelgate.gateway.passthrough import open_both
 from pixelgate.gateway.served import open_model
 from pixelgate.gateway.settings import GatewaySettings, ModelSettings
 from pixelgate.processor import load
+from pixelgate.testing.sglang_server import SglangServer
 from pixelgate.testing.strict_sglang import StrictSglangEngine
 
 SERVED = {"llava_next", "mistral3", "pixtral"}
@@ -76,3 +80,67 @@ def test_engines_that_begin_prompts_differently_are_no_one_model(tmp_path):
             open_model(settings.models[0], settings)
         settings = GatewaySettings(models=(ModelSettings(folder, urls, bos="transformers"),))
         open_model(settings.models[0], settings)
+
+
+async def test_what_the_protocol_has_no_field_for_goes_to_sglangs_http(tmp_path):
+    folder = complete("llava_next", tmp_path / "llava_next")
+    content = [image(picture(56, 56)), text("Well?")]
+    async with engine_for(folder) as engine, SglangServer(reply="theirs") as server:
+        async with gateway({"demo": (engine.url, server.url)}, folder) as running:
+            answer = await running.ask(content, seed=7)
+            assert answer.json()["choices"][0]["message"]["content"] == "theirs "
+            assert answer.headers["x-pixelgate-preprocessing"] == "engine"
+            assert server.requests[0]["seed"] == 7
+            answer = await running.ask(content)
+            assert answer.status_code == 200
+            assert "x-pixelgate-preprocessing" not in answer.headers
+            assert len(engine.requests) == 1
+        async with gateway(engine.url, folder) as running:
+            answer = await running.ask(content, seed=7)
+            assert answer.status_code == 422
+            assert (error_of(answer)["code"], error_of(answer)["param"]) == ("not_carried", "seed")
+
+
+async def test_more_pixels_than_the_engine_takes_are_refused_before_one_is_decoded(tmp_path, monkeypatch):
+    folder = complete("pixtral", tmp_path / "pixtral")
+    monkeypatch.setattr("pixelgate.engines.sglang_replies.MAX_PIXEL_BYTES", 100_000)
+    async with engine_for(folder) as engine, gateway(engine.url, folder) as running:
+        answer = await running.ask([image(picture(120, 200)), text("?")])
+        assert answer.status_code == 413
+        assert "at most 100000 are allowed" in error_of(answer)["message"]
+        assert await running.metric("pixelgate_images_total") == 0
+        assert not engine.requests
+
+
+@pytest.mark.parametrize("family", sorted(QWEN))
+async def test_sglangs_http_serves_what_its_grpc_does_not(family, tmp_path):
+    folder = complete(family, tmp_path / family)
+    async with SglangServer(model_type=family) as server, gateway(server.url, folder) as running:
+        answer = await running.ask([image(picture(56, 56)), text("Well?")])
+        assert answer.status_code == 200
+        assert server.pictures == [picture(56, 56)]
+
+
+async def test_sglangs_http_with_another_model_than_the_checkpoint(tmp_path):
+    folder = complete("qwen2_vl", tmp_path / "qwen2_vl")
+    async with SglangServer(model_type="qwen3_vl") as server:
+        model = ModelSettings(str(folder), (server.url,), "m")
+        (opened,) = open_both(model, GatewaySettings(models=(model,)))
+        with pytest.raises(ConfigError, match="serve model_type 'qwen3_vl', but the checkpoint"):
+            await opened.connect(1.0)
+        await opened.fleet.close()
+
+
+async def test_an_sglang_gives_its_own_files(tmp_path):
+    """Outside of the loop that runs the engine, as the command line asks."""
+    folder = complete("llava_next", tmp_path / "llava_next")
+    async with engine_for(folder) as engine:
+        model = ModelSettings("", (engine.url,))
+
+        def ask():
+            with received.complete(model, 5.0) as complete_:
+                return complete_.name, open_both(complete_, GatewaySettings(models=(complete_,)))
+
+        name, (opened,) = await asyncio.to_thread(ask)
+    assert name == "llava_next"
+    assert opened.processor.checkpoint.model_type == "llava_next"

@@ -61,6 +61,7 @@ async def test_an_answer_comes_back_under_the_gateways_names():
     assert body["usage"] == {"prompt_tokens": 7, "completion_tokens": 4, "total_tokens": 11}
     assert (body["model"], body["object"]) == ("demo", "chat.completion")
     assert body["id"] == answer.headers["x-request-id"]
+    assert answer.headers["x-pixelgate-preprocessing"] == "engine"
     assert "private" not in body
     assert server.requests[0]["model"] == "test"
     assert server.requests[0]["temperature"] == 0.5
@@ -74,6 +75,7 @@ async def test_a_stream_comes_back_event_by_event():
         answer = await house.ask("Hello", stream=True, stream_options={"include_usage": True})
         *chunks, done = events(answer.text)
     assert answer.headers["content-type"].startswith("text/event-stream")
+    assert answer.headers["x-pixelgate-preprocessing"] == "engine"
     assert done == "[DONE]"
     assert "".join(c["delta"].get("content", "") for e in chunks for c in e["choices"]) == REPLY + " "
     assert {(e["model"], e["object"], e["id"]) for e in chunks} == {
