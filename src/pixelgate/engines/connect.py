@@ -20,7 +20,8 @@ def _vllm_grpc(url: str, deps: dict[str, Any]) -> EngineWithFiles:
 
 
 def _sglang_grpc(url: str, deps: dict[str, Any]) -> EngineWithFiles:
-    return sglang_grpc.SglangGrpcEngine(url, **_of(deps, (*_TIMEOUTS, "model_type", "image_processor")))
+    kind = _SGLANG[_scheme(url)]
+    return kind(url, **_of(deps, (*_TIMEOUTS, "model_type", "image_processor")))
 
 
 def _vllm_http(url: str, deps: dict[str, Any]) -> Engine:
@@ -36,10 +37,14 @@ def _local(url: str, deps: dict[str, Any]) -> Engine:
     raise ConfigError(f"{url!r} is not an embedded engine; there are {local.URL} and {local_transformers.URL}.")
 
 
+_SGLANG = {
+    sglang_grpc.SCHEME: sglang_grpc.SglangGrpcEngine,
+    sglang_grpc.BESIDE_SCHEME: sglang_grpc.SglangBesideEngine,
+}
 # One entry per URL scheme. A builder takes what it needs of ``deps`` and leaves the rest.
 _BUILDERS: dict[str, Callable[[str, dict[str, Any]], Engine]] = {
     vllm_grpc.SCHEME: _vllm_grpc,
-    sglang_grpc.SCHEME: _sglang_grpc,
+    **dict.fromkeys(_SGLANG, _sglang_grpc),
     **dict.fromkeys(vllm_http.SCHEMES, _vllm_http),
     "local": _local,
 }
@@ -85,7 +90,7 @@ def begins_as_transformers(entry: str) -> bool:
 
     Those of a file are taken for engines that do not. Raises ConfigError.
     """
-    return not entry.startswith(FILE) and _scheme(entry.removeprefix(DNS)) == sglang_grpc.SCHEME
+    return not entry.startswith(FILE) and _scheme(entry.removeprefix(DNS)) in _SGLANG
 
 
 def chat_engine(url: str, **deps: Any) -> ChatEngine:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from smg_grpc_proto.generated import sglang_scheduler_pb2 as pb
@@ -9,12 +10,14 @@ from smg_grpc_proto.generated import sglang_scheduler_pb2_grpc
 
 from pixelgate.engines.grpc_channel import Connection
 from pixelgate.engines.grpc_engine import Dialect, GrpcEngine
-from pixelgate.engines.sglang_replies import told
+from pixelgate.engines.grpc_wire import MAX_TENSOR_BYTES
+from pixelgate.engines.sglang_replies import told, told_beside
 from pixelgate.engines.sglang_served import not_served
 from pixelgate.engines.sglang_wire import encode
 from pixelgate.errors import ConfigError
 
 SCHEME = "sglang+grpc"
+BESIDE_SCHEME = "sglang+engine"
 SERVICE = pb.DESCRIPTOR.services_by_name["SglangScheduler"].full_name
 
 
@@ -23,6 +26,9 @@ class SglangGrpcEngine(GrpcEngine):
 
     Raises ConfigError for a malformed URL, and for a checkpoint that SGLang would answer wrong over this protocol.
     """
+
+    positions = False
+    """Whether it knows the positions of pictures."""
 
     dialect = Dialect(
         scheme=SCHEME,
@@ -36,7 +42,7 @@ class SglangGrpcEngine(GrpcEngine):
 
     def __init__(self, url: str, *, model_type: str = "", image_processor: str = "", **timeouts: Any) -> None:
         super().__init__(url, shm=False, **timeouts)
-        if complaint := not_served(model_type, image_processor):
+        if complaint := not_served(model_type, image_processor, positions=self.positions):
             raise ConfigError(f"{url}: {complaint}")
 
     async def _serving(self, connection: Connection) -> bool:
@@ -49,3 +55,15 @@ class SglangGrpcEngine(GrpcEngine):
             return True
         reply = await self._ask(connection, connection.stub.HealthCheck, pb.HealthCheckRequest())
         return bool(reply.healthy)
+
+
+class SglangBesideEngine(SglangGrpcEngine):
+    """The same at ``sglang+engine://host:port`` for pixelgate's own server beside SGLang's engine: Qwen-VL, too."""
+
+    positions = True
+    dialect = replace(
+        SglangGrpcEngine.dialect,
+        scheme=BESIDE_SCHEME,
+        told=told_beside,
+        encode=lambda request, segments: encode(request, MAX_TENSOR_BYTES),
+    )

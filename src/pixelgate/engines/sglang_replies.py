@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from smg_grpc_proto.generated import sglang_scheduler_pb2 as pb
@@ -12,6 +13,17 @@ from pixelgate.engines.sglang_served import not_served
 from pixelgate.engines.sglang_wire import MAX_PIXEL_BYTES
 from pixelgate.errors import EngineError
 
+BESIDE = "pixelgate"  # what our own server beside SGLang's engine calls itself
+
+
+def told_beside(model: pb.GetModelInfoResponse, server: pb.GetServerInfoResponse) -> EngineFacts:
+    """The facts of our own server beside SGLang's engine. Raises EngineError for another."""
+    if server.server_type != BESIDE:
+        raise EngineError("This is SGLang's own gRPC, and not pixelgate's server beside SGLang's engine.")
+    if complaint := not_served(model.model_type, positions=True):
+        raise EngineError(complaint)
+    return replace(_facts(model, server), max_pixel_bytes=None)
+
 
 def told(model: pb.GetModelInfoResponse, server: pb.GetServerInfoResponse) -> EngineFacts:
     """An engine's facts. Raises EngineError for a model that it would answer wrong, or what cannot be understood.
@@ -20,6 +32,10 @@ def told(model: pb.GetModelInfoResponse, server: pb.GetServerInfoResponse) -> En
     """
     if complaint := not_served(model.model_type):
         raise EngineError(complaint)
+    return _facts(model, server)
+
+
+def _facts(model: pb.GetModelInfoResponse, server: pb.GetServerInfoResponse) -> EngineFacts:
     scheduler, arguments = (dict(struct.items()) for struct in (server.scheduler_info, server.server_args))
     return EngineFacts(
         model_name=model.served_model_name,

@@ -1,4 +1,4 @@
-"""Which models SGLang answers right when pictures come to it as tensors, over gRPC. Of others nothing would be said."""
+"""Which models SGLang answers right when pictures come to it as tensors. Of others nothing would be said."""
 
 from __future__ import annotations
 
@@ -14,8 +14,13 @@ _MROPE = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl")
 _INSTEAD = "Give it sglang+http://HOST:PORT instead, where SGLang prepares pictures itself."
 
 
-def not_served(model_type: str, image_processor: str = "") -> str:
-    """Why a model cannot be served over SGLang's gRPC; empty where it can. An empty argument is not known."""
+def not_served(model_type: str, image_processor: str = "", *, positions: bool = False) -> str:
+    """Why a model cannot be served over SGLang's gRPC; empty where it can. An empty argument is not known.
+
+    With ``positions`` it is our own server beside SGLang's engine, which knows those of pictures.
+    """
+    if model_type in _MROPE and positions:
+        return ""
     if model_type in _MROPE:
         return (
             f"SGLang's gRPC protocol cannot serve {model_type}: the model needs rows and columns of its pictures as "

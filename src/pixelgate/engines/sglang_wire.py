@@ -29,11 +29,11 @@ _RENAMED = {"max_new_tokens": "max_tokens", "min_new_tokens": "min_tokens"}
 _MAX_REPETITION_PENALTY = 2
 
 
-def encode(request: EngineRequest) -> bytes:
-    """The serialised GenerateRequest of ``request``.
+def encode(request: EngineRequest, most: int | None = None) -> bytes:
+    """The serialised GenerateRequest of ``request``, of at most ``most`` bytes: by default what the servicer takes.
 
     Raises NotCarriedError for what the protocol has no field for, RequestError for a sampling value that the engine
-    refuses, TooLargeError above the 256 MiB that it takes.
+    refuses, TooLargeError.
     """
     sampling = request.sampling
     message = pb.GenerateRequest(
@@ -53,10 +53,11 @@ def encode(request: EngineRequest) -> bytes:
     head = bytes(message.SerializeToString())
     nbytes = int(np.prod(shape, dtype=np.int64)) * request.images.tensors[0].parts[0].itemsize
     prefix = payload_prefix(_TO_PAYLOAD, nbytes)
-    if len(head) + len(prefix) + nbytes > MAX_MESSAGE_BYTES:
+    most = most or MAX_MESSAGE_BYTES
+    if len(head) + len(prefix) + nbytes > most:
         raise TooLargeError(
-            "The pictures of this request together make more than the 256 MiB of tensors that the engine takes: "
-            "send fewer or smaller ones."
+            f"The pictures of this request together make more than the {most >> 20} MiB of tensors that the engine "
+            "takes: send fewer or smaller ones."
         )
     return b"".join([head, prefix, *_filled(request.images.tensors[0].parts, shape)])
 

@@ -1,0 +1,1 @@
+"""Programs for the environment of an engine, where neither the gateway nor the library is needed."""
