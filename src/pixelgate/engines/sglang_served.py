@@ -24,7 +24,8 @@ def not_served(model_type: str, image_processor: str = "", *, positions: bool = 
     if model_type in _MROPE:
         return (
             f"SGLang's gRPC protocol cannot serve {model_type}: the model needs rows and columns of its pictures as "
-            f"positions (M-RoPE), and they get lost on this way: answers would be wrong without any sign. {_INSTEAD}"
+            f"positions (M-RoPE), and they get lost on this way: answers would be wrong without any sign. {_INSTEAD} "
+            "Or sglang+engine://HOST:PORT, for pixelgate's own server beside SGLang's engine."
         )
     for kind, processor in _SERVED:
         if model_type in ("", kind) and image_processor in ("", processor):
