@@ -12,7 +12,7 @@ from pixelgate.engines.grpc_channel import Connection
 from pixelgate.engines.grpc_engine import Dialect, GrpcEngine
 from pixelgate.engines.grpc_wire import MAX_TENSOR_BYTES
 from pixelgate.engines.sglang_replies import told, told_beside
-from pixelgate.engines.sglang_served import not_served
+from pixelgate.engines.sglang_served import not_served, not_served_beside
 from pixelgate.engines.sglang_wire import encode
 from pixelgate.errors import ConfigError
 
@@ -27,9 +27,6 @@ class SglangGrpcEngine(GrpcEngine):
     Raises ConfigError for a malformed URL, and for a checkpoint that SGLang would answer wrong over this protocol.
     """
 
-    positions = False
-    """Whether it knows the positions of pictures."""
-
     dialect = Dialect(
         scheme=SCHEME,
         service=SERVICE,
@@ -42,8 +39,11 @@ class SglangGrpcEngine(GrpcEngine):
 
     def __init__(self, url: str, *, model_type: str = "", image_processor: str = "", **timeouts: Any) -> None:
         super().__init__(url, shm=False, **timeouts)
-        if complaint := not_served(model_type, image_processor, positions=self.positions):
+        if complaint := self._refusal(model_type, image_processor):
             raise ConfigError(f"{url}: {complaint}")
+
+    def _refusal(self, model_type: str, image_processor: str) -> str:
+        return not_served(model_type, image_processor)
 
     async def _serving(self, connection: Connection) -> bool:
         """Whether it takes requests.
@@ -58,12 +58,14 @@ class SglangGrpcEngine(GrpcEngine):
 
 
 class SglangBesideEngine(SglangGrpcEngine):
-    """The same at ``sglang+engine://host:port`` for pixelgate's own server beside SGLang's engine: Qwen-VL, too."""
+    """The same at ``sglang+engine://host:port`` for pixelgate's own server beside SGLang's engine: for Qwen-VL."""
 
-    positions = True
     dialect = replace(
         SglangGrpcEngine.dialect,
         scheme=BESIDE_SCHEME,
         told=told_beside,
         encode=lambda request, segments: encode(request, MAX_TENSOR_BYTES),
     )
+
+    def _refusal(self, model_type: str, image_processor: str) -> str:
+        return not_served_beside(model_type)

@@ -9,7 +9,7 @@ from smg_grpc_proto.generated import sglang_scheduler_pb2 as pb
 
 from pixelgate.engines.engine import EngineFacts
 from pixelgate.engines.grpc_replies import item_limits
-from pixelgate.engines.sglang_served import not_served
+from pixelgate.engines.sglang_served import not_served, not_served_beside
 from pixelgate.engines.sglang_wire import MAX_PIXEL_BYTES
 from pixelgate.errors import EngineError
 
@@ -20,7 +20,7 @@ def told_beside(model: pb.GetModelInfoResponse, server: pb.GetServerInfoResponse
     """The facts of our own server beside SGLang's engine. Raises EngineError for another."""
     if server.server_type != BESIDE:
         raise EngineError("This is SGLang's own gRPC, and not pixelgate's server beside SGLang's engine.")
-    if complaint := not_served(model.model_type, positions=True):
+    if complaint := not_served_beside(model.model_type):
         raise EngineError(complaint)
     return replace(_facts(model, server), max_pixel_bytes=None)
 

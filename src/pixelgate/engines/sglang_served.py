@@ -14,13 +14,18 @@ _MROPE = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl")
 _INSTEAD = "Give it sglang+http://HOST:PORT instead, where SGLang prepares pictures itself."
 
 
-def not_served(model_type: str, image_processor: str = "", *, positions: bool = False) -> str:
-    """Why a model cannot be served over SGLang's gRPC; empty where it can. An empty argument is not known.
+def not_served_beside(model_type: str) -> str:
+    """Why a model cannot be served by our own server beside SGLang's engine; empty where it can, or is not known.
 
-    With ``positions`` it is our own server beside SGLang's engine, which knows those of pictures.
+    SGLang's engine takes prepared pictures where its own processor of a family has been written for them.
     """
-    if model_type in _MROPE and positions:
+    if model_type in ("", *_MROPE):
         return ""
+    return f"The server beside SGLang's engine is for {', '.join(_MROPE)}, and not for {model_type}. {_INSTEAD}"
+
+
+def not_served(model_type: str, image_processor: str = "") -> str:
+    """Why a model cannot be served over SGLang's own gRPC; empty where it can. An empty argument is not known."""
     if model_type in _MROPE:
         return (
             f"SGLang's gRPC protocol cannot serve {model_type}: the model needs rows and columns of its pictures as "
