@@ -26,47 +26,9 @@ from pixelgate.errors import (
     TooLargeError,
 )
 from pixelgate.testing.strict_sglang import StrictSglangEngine
+from sglang_stand_in import REPLY, StandIn, array
 
-REPLY = (10, 11, 999)
 PICTURES = ((2, 3), (1, 2))
-
-
-class StandIn:
-    """An ``sglang.Engine`` whose answer is REPLY, each part with all tokens so far."""
-
-    def __init__(self, *, ending=None, failure=None, delay=0.0, model_type="qwen2_5_vl"):
-        self.calls, self.aborted = [], []
-        self.ending, self.failure, self.delay = ending or {"type": "stop", "matched": 999}, failure, delay
-        self.server_args = SimpleNamespace(model_path="/m", served_model_name="m")
-        config = SimpleNamespace(hf_config=SimpleNamespace(model_type=model_type))
-        self.tokenizer_manager = SimpleNamespace(
-            model_config=config, max_req_input_len=77, abort_request=lambda rid: self.aborted.append(rid)
-        )
-        self.closed = False
-
-    async def async_generate(self, **arguments):
-        self.calls.append(arguments)
-        if self.failure:
-            raise self.failure
-        return self._parts(arguments)
-
-    async def _parts(self, arguments):
-        for count in range(1, len(REPLY) + 1):
-            await asyncio.sleep(self.delay)
-            last = count == len(REPLY)
-            meta = {"prompt_tokens": len(arguments["input_ids"]), "finish_reason": self.ending if last else None}
-            if arguments["return_logprob"]:
-                meta["output_token_logprobs"] = [(-0.5, id_, None) for id_ in REPLY[:count]]
-                tops = [[(-0.5, id_, None)] for id_ in REPLY[:count]]
-                meta |= {"output_top_logprobs": tops} if arguments["top_logprobs_num"] else {}
-            yield {"output_ids": list(REPLY[:count]), "meta_info": meta}
-
-    def shutdown(self):
-        self.closed = True
-
-
-def array(data, shape, dtype):
-    return np.frombuffer(data, dtype).reshape(shape)
 
 
 @asynccontextmanager
@@ -143,7 +105,7 @@ async def test_the_facts_of_the_server():
     async with beside(StandIn()) as engine:
         facts = await engine.describe()
         assert (facts.model_name, facts.model_type, facts.checkpoint) == ("m", "qwen2_5_vl", "/m")
-        assert (facts.max_context, facts.pixel_dtype, facts.max_pixel_bytes) == (77, "float32", None)
+        assert (facts.max_context, facts.pixel_dtype, facts.max_pixel_bytes) == (777, "float32", None)
         assert await engine.healthy()
         connection = await engine._connected()
         assert (await connection.stub.HealthCheck(pb.HealthCheckRequest())).healthy

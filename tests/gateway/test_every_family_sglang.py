@@ -11,6 +11,7 @@ from running import error_of, gateway, image, picture, text
 from test_every_family import FAMILIES
 
 from goldens.tokenizers_of import complete
+from pixelgate.beside import sglang_engine
 from pixelgate.errors import ConfigError
 from pixelgate.gateway import received
 from pixelgate.gateway.passthrough import open_both
@@ -19,6 +20,7 @@ from pixelgate.gateway.settings import GatewaySettings, ModelSettings
 from pixelgate.processor import load
 from pixelgate.testing.sglang_server import SglangServer
 from pixelgate.testing.strict_sglang import StrictSglangEngine
+from sglang_stand_in import StandIn, array
 
 SERVED = {"llava_next", "mistral3", "pixtral"}
 QWEN = {"qwen2_vl", "qwen2_5_vl", "qwen3_vl"}
@@ -119,6 +121,22 @@ async def test_sglangs_http_serves_what_its_grpc_does_not(family, tmp_path):
         answer = await running.ask([image(picture(56, 56)), text("Well?")])
         assert answer.status_code == 200
         assert server.pictures == [picture(56, 56)]
+
+
+@pytest.mark.parametrize("family", sorted(QWEN))
+async def test_a_server_beside_sglangs_engine_gets_the_tensors_of_transformers(family, tmp_path):
+    folder, stand_in = complete(family, tmp_path / family), StandIn(model_type=family)
+    pictures = [picture(120, 200, 1), picture(56, 84, 2)]
+    async with (
+        sglang_engine.serving(stand_in, array, "127.0.0.1:0") as (_, port),
+        gateway(f"sglang+engine://127.0.0.1:{port}", folder) as running,
+    ):
+        answer = await running.ask([*map(image, pictures), text("Well?")])
+        assert answer.status_code == 200, answer.text
+    (item,) = stand_in.calls[0]["image_data"]
+    expected = load(folder)(pictures)
+    for name in ("pixel_values", "image_grid_thw"):
+        assert np.array_equal(item[name], expected[name])
 
 
 async def test_sglangs_http_with_another_model_than_the_checkpoint(tmp_path):
