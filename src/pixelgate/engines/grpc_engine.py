@@ -268,11 +268,11 @@ class GrpcEngine:
         )
         return bool(reply.status == health_pb2.HealthCheckResponse.SERVING)
 
-    async def _ask(self, connection: Connection, method: Any, message: Any) -> Any:
+    async def _ask(self, connection: Connection, method: Any, message: Any, within: float | None = None) -> Any:
         if not connection.up():
             raise EngineUnavailableError(_CLOSED)
         with self._asking():
-            return await method(message, timeout=self._call_timeout)
+            return await method(message, timeout=within or self._call_timeout)
 
     @contextlib.contextmanager
     def _asking(self) -> Iterator[None]:

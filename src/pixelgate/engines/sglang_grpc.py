@@ -20,6 +20,8 @@ SCHEME = "sglang+grpc"
 BESIDE_SCHEME = "sglang+engine"
 SERVICE = pb.DESCRIPTOR.services_by_name["SglangScheduler"].full_name
 
+_PROBE_TIMEOUT = 25.0  # seconds; the servicer gives its scheduler 20
+
 
 class SglangGrpcEngine(GrpcEngine):
     """One SGLang engine at ``sglang+grpc://host:port``, for a checkpoint of ``model_type`` and ``image_processor``.
@@ -53,7 +55,7 @@ class SglangGrpcEngine(GrpcEngine):
         """
         if await super()._serving(connection):
             return True
-        reply = await self._ask(connection, connection.stub.HealthCheck, pb.HealthCheckRequest())
+        reply = await self._ask(connection, connection.stub.HealthCheck, pb.HealthCheckRequest(), _PROBE_TIMEOUT)
         return bool(reply.healthy)
 
 
