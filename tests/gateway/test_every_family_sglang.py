@@ -162,3 +162,16 @@ async def test_an_sglang_gives_its_own_files(tmp_path):
         name, (opened,) = await asyncio.to_thread(ask)
     assert name == "llava_next"
     assert opened.processor.checkpoint.model_type == "llava_next"
+
+
+async def test_sglangs_engines_in_a_file_need_to_be_told_how_prompts_begin(tmp_path):
+    folder = complete("llava_next", tmp_path / "llava_next")
+    async with engine_for(folder) as engine:
+        (tmp_path / "engines").write_text(engine.url)
+        entry = (f"file:{tmp_path / 'engines'}",)
+        model = ModelSettings(str(folder), entry, "m")
+        opened = open_model(model, GatewaySettings(models=(model,)))
+        with pytest.raises(ConfigError, match="begins prompts otherwise"):
+            await opened.connect(1.0)
+        async with gateway([ModelSettings(str(folder), entry, "demo", bos="transformers")]) as running:
+            assert (await running.ask("Hello")).status_code == 200
