@@ -63,8 +63,8 @@ def engine(url: str, **deps: Any) -> Engine:
 
     ``deps`` are what engines are built with: ``connect_timeout``, ``call_timeout`` and ``generate_timeout`` in
     seconds; over gRPC ``shm``, whether shared memory may be used, ``model_type`` and ``image_processor`` of the
-    checkpoint; over HTTP ``model``, ``name`` and ``headers``; for an embedded one those of its class. Raises ConfigError
-    for an unknown scheme, a malformed address, an engine that takes no tensors, or one that would answer wrong.
+    checkpoint; over HTTP ``model``, ``name`` and ``headers``; for an embedded one those of its class. Raises
+    ConfigError for an unknown scheme, a malformed address, an engine that takes no tensors or would answer wrong.
     """
     scheme = _scheme(url)
     if scheme not in _BUILDERS:

@@ -7,8 +7,8 @@ from typing import Any, cast
 from smg_grpc_proto.generated import vllm_engine_pb2 as pb
 
 from pixelgate.engines.engine import EngineFacts
-from pixelgate.engines.grpc_wire import MAX_TENSOR_BYTES
 from pixelgate.engines.grpc_replies import item_limits
+from pixelgate.engines.grpc_wire import MAX_TENSOR_BYTES
 from pixelgate.errors import EngineError
 
 _FLOATS = ("float32", "bfloat16", "float16")
