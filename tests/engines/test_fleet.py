@@ -10,7 +10,7 @@ import pytest
 from engine_requests import BFLOAT16, FACTS, answer, free_port, request, until
 
 from pixelgate.engines.engine import Delta, EngineFacts
-from pixelgate.engines.fleet import Fleet
+from pixelgate.engines.fleet import EngineState, Fleet
 from pixelgate.engines.vllm_grpc import VllmGrpcEngine
 from pixelgate.errors import (
     ConfigError,
@@ -165,6 +165,97 @@ async def test_an_engine_on_which_requests_fail_in_a_row_is_left_alone_for_a_whi
     for _ in range(3):
         with pytest.raises(EngineError, match="internal"):
             await ask(fleet)
+
+
+async def test_an_answer_that_is_read_to_its_end_and_no_further_closes_the_breaker():
+    engine = Scripted("a")
+    fleet = Fleet([engine], breaker_failures=2, probe_interval=0.0)
+    await fleet.connect()
+    for _ in range(3):
+        engine.failure = EngineError("internal")
+        with pytest.raises(EngineError, match="internal"):
+            await ask(fleet)
+        assert [state.failures for state in fleet.states] == [1]
+        engine.failure = None
+        async with aclosing(fleet.generate(request())) as deltas:
+            async for delta in deltas:
+                if delta.finish_reason:
+                    break
+        assert [state.failures for state in fleet.states] == [0]
+
+
+async def test_what_came_of_each_engine_is_told():
+    engines, fleet = three(balance="round-robin")
+    await fleet.connect()
+    told = []
+
+    async def once():
+        async for _ in fleet.generate(request(), lambda *what: told.append(what)):
+            pass
+
+    async def expect(*outcomes):
+        told.clear()
+        await asyncio.gather(once(), return_exceptions=True)
+        assert [outcome for _, outcome, _ in told] == list(outcomes)
+        assert all(0 <= seconds < 5 for _, _, seconds in told)
+
+    await expect("answered")
+    for engine in engines:
+        engine.failure = NotCarriedError("no field")
+    await expect("not_carried", "not_carried", "not_carried")
+    for engine in engines:
+        engine.failure = EngineDeclinedError("full")
+    await expect("declined", "declined", "declined")
+    for engine in engines:
+        engine.failure = RequestError("too long")
+    await expect("refused")
+    for engine in engines:
+        engine.failure = EngineError("internal")
+    await expect("failed")
+    for engine in engines:
+        engine.failure = EngineUnreachableError("down")
+    await expect("unreachable", "unreachable", "unreachable")
+
+
+async def test_a_request_that_is_given_up_is_told_of():
+    engine = Scripted("a")
+    fleet = Fleet([engine])
+    await fleet.connect()
+    engine.hold.clear()
+    told = []
+
+    async def once():
+        async for _ in fleet.generate(request(), lambda *what: told.append(what[:2])):
+            pass
+
+    asking = asyncio.create_task(once())
+    await until(lambda: engine.got == 1)
+    assert fleet.states == [EngineState("test-0", usable=True, in_flight=1, failures=0)]
+    asking.cancel()
+    await asyncio.gather(asking, return_exceptions=True)
+    assert told == [("test-0", "aborted")]
+    assert fleet.states == [EngineState("test-0", usable=True, in_flight=0, failures=0)]
+
+
+async def test_names_have_no_addresses_and_are_used_again(caplog):
+    caplog.set_level("INFO")
+    engines = {name: Scripted(name) for name in "abcd"}
+    found = ["a", "b", "c"]
+
+    async def find():
+        return [engines[name] for name in found]
+
+    fleet = Fleet([], find=find, look_interval=0.01)
+    await fleet.connect()
+    assert [state.name for state in fleet.states] == ["test-0", "test-1", "test-2"]
+    found[:] = ["c", "d", "a"]
+    await until(lambda: len(fleet.states) == 3 and all(state.usable for state in fleet.states) and engines["b"].closed)
+    assert [state.name for state in fleet.states] == ["test-2", "test-3", "test-0"]
+    found[:] = ["d", "b"]
+    await until(lambda: len(fleet.states) == 2)
+    assert [state.name for state in fleet.states] == ["test-3", "test-1"]
+    assert "test://a is called test-0" in caplog.text
+    await fleet.close()
 
 
 async def test_requests_that_fail_together_are_one_failure():

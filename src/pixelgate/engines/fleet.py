@@ -10,6 +10,7 @@ from abc import ABC, abstractmethod
 from collections.abc import AsyncGenerator, Awaitable, Callable, Collection, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, replace
+from itertools import count
 from typing import Any, Generic, Literal, TypeVar, cast
 
 from pixelgate.engines.chat_engine import ChatCall, ChatObject
@@ -22,9 +23,12 @@ from pixelgate.errors import (
     EngineUnreachableError,
     NotCarriedError,
     NotCarriedNowError,
+    RequestError,
 )
 
 Balance = Literal["least-load", "round-robin", "image-affinity"]
+Outcome = Literal["answered", "failed", "refused", "declined", "unreachable", "not_carried", "aborted"]
+Heard = Callable[[str, Outcome, float], None]
 
 LOOK_INTERVAL = 2.0  # seconds between two looks at every engine
 BREAKER_FAILURES = 5  # requests that fail one after another, until an engine is left alone
@@ -38,6 +42,16 @@ _Request = TypeVar("_Request")
 _Answer = TypeVar("_Answer")
 
 
+@dataclass(frozen=True)
+class EngineState:
+    """What is known of an engine: its name, whether it gets requests, how many it has, and failed on in a row."""
+
+    name: str
+    usable: bool
+    in_flight: int
+    failures: int
+
+
 @dataclass(eq=False)
 class _Member:
     """An engine with what is known of it. ``usable`` ends with a failure and comes back with a probe.
@@ -47,6 +61,7 @@ class _Member:
     """
 
     engine: AnyEngine[Any, Any]
+    number: int
     usable: bool = False
     facts: EngineFacts | None = None
     in_flight: int = 0
@@ -56,6 +71,11 @@ class _Member:
     probe_after: float = 0.0
     trouble: str = ""
 
+    @property
+    def name(self) -> str:
+        """What the engine is called where its address must not be seen."""
+        return f"{self.engine.url.partition(':')[0]}-{self.number}"
+
 
 class Pool(ABC, Generic[_Request, _Answer]):
     """Engines that serve the same model and take the same requests; ``find``, where there may be others later, looks.
@@ -63,6 +83,8 @@ class Pool(ABC, Generic[_Request, _Answer]):
     Every engine is looked at every ``look_interval`` seconds once `connect` has been called; between two looks at one
     that is down pass at least ``probe_interval``. One on which ``breaker_failures`` requests failed in a row is left
     alone for ``breaker_pause`` seconds, however healthy it says it is.
+
+    An engine's name is its scheme and its number: its place, or, of one that was found later, the first that was free.
     """
 
     def __init__(
@@ -76,7 +98,7 @@ class Pool(ABC, Generic[_Request, _Answer]):
         breaker_failures: int = BREAKER_FAILURES,
         breaker_pause: float = BREAKER_PAUSE,
     ) -> None:
-        self._members = [_Member(engine) for engine in engines]
+        self._members = [_taken_on(engine, number) for number, engine in enumerate(engines)]
         self._find = find
         self._balance = balance
         self._probe_interval = probe_interval
@@ -100,6 +122,11 @@ class Pool(ABC, Generic[_Request, _Answer]):
     def troubles(self) -> list[str]:
         """Why engines cannot be used, without their addresses."""
         return sorted({member.trouble for member in self._members if not member.usable and member.trouble})
+
+    @property
+    def states(self) -> list[EngineState]:
+        """What is known of every engine now."""
+        return [EngineState(m.name, m.usable, m.in_flight, m.failures) for m in self._members]
 
     async def connect(self) -> EngineFacts:
         """Ask every engine for its facts, and return those that hold for all that answer.
@@ -127,8 +154,10 @@ class Pool(ABC, Generic[_Request, _Answer]):
         await asyncio.gather(*(self._look_at(member) for member in self._members))
         return any(member.usable for member in self._members)
 
-    async def generate(self, request: _Request) -> AsyncGenerator[_Answer, None]:
+    async def generate(self, request: _Request, heard: Heard = lambda *told: None) -> AsyncGenerator[_Answer, None]:
         """Send ``request`` to a usable engine and yield its answer.
+
+        ``heard`` is told of each that was tried: its name, what came of it, and after how many seconds.
 
         Another engine is tried only if the request was certainly not sent, or turned away by an engine that is well:
         one that has ended an engine must not reach the next. When no engine is left raises EngineUnavailableError, or
@@ -148,27 +177,39 @@ class Pool(ABC, Generic[_Request, _Answer]):
                 raise not_carried or error from None
             tried.add(member)
             member.in_flight += 1
+            outcome: Outcome = "aborted"
+            start = time.perf_counter()
             try:
                 # an Engine's iterator is an async generator, as closing it has to abort the request
                 answer = cast("AsyncGenerator[_Answer, None]", member.engine.generate(request))
                 async with aclosing(answer):
                     async for part in answer:
                         yield part
-                member.failures = 0
+                outcome, member.failures = "answered", 0
                 return
+            except GeneratorExit:  # at a part of the answer; whoever has all that was wanted reads no further
+                outcome, member.failures = "answered", 0
+                raise
             except NotCarriedError as error:
-                not_carried = error
+                outcome, not_carried = "not_carried", error
                 protocols.add(type(member.engine))
             except EngineDeclinedError as error:
+                outcome = "declined"
                 log.warning("%s turned a request away: %s", member.engine.url, error.message)
             except EngineUnreachableError as error:
+                outcome = "unreachable"
                 self._leave_out(member, error.message, wait=0.0)
                 self._probe(member)
             except EngineError as error:
+                outcome = "failed"
                 self._failed(member, error)
+                raise
+            except RequestError:
+                outcome = "refused"
                 raise
             finally:
                 member.in_flight -= 1
+                heard(member.name, outcome, time.perf_counter() - start)
                 if member.leaving and not member.in_flight:
                     await member.engine.close()
 
@@ -218,7 +259,8 @@ class Pool(ABC, Generic[_Request, _Answer]):
             return
         engines = await self._find()
         known = {member.engine: member for member in self._members}
-        self._members = [known.get(engine) or _Member(engine) for engine in engines]
+        free = (number for number in count() if number not in {m.number for m in known.values()})
+        self._members = [known.get(engine) or _taken_on(engine, next(free)) for engine in engines]
         for member in known.values():
             if member in self._members:
                 continue
@@ -316,6 +358,12 @@ class ChatFleet(Pool[ChatCall, ChatObject]):
 
     def _picture(self, request: ChatCall) -> str:
         return request.picture
+
+
+def _taken_on(engine: AnyEngine[Any, Any], number: int) -> _Member:
+    member = _Member(engine, number)
+    log.info("%s is called %s", engine.url, member.name)
+    return member
 
 
 def _telling(known: Sequence[EngineFacts]) -> EngineFacts:
