@@ -38,6 +38,23 @@ async def rendering(server):
         return (await asking.post("/v1/chat/completions/render", json={})).json()
 
 
+async def test_the_trace_of_a_request_goes_with_it():
+    sent = []
+
+    async def generate(asked):
+        sent.append(asked.headers.get("traceparent"))
+        return 503, b""
+
+    async with StrictHttpEngine(FACTS, reply_ids=REPLY) as server:
+        render = await rendering(server)
+    answers = {vllm_http._RENDER: json.dumps(render).encode(), vllm_http._GENERATE: generate}
+    async with scripted(answers) as script, closing(VllmHttpEngine(f"vllm+http://127.0.0.1:{script.port}")) as engine:
+        for traceparent in ("00-1-2-01", ""):
+            with pytest.raises(EngineUnavailableError):
+                await answer(engine, replace(request(), traceparent=traceparent))
+    assert sent == ["00-1-2-01", None]
+
+
 def client(server, **options):
     return closing(VllmHttpEngine(server.url, **options))
 

@@ -21,6 +21,8 @@ class ChatCall:
     """About how large the body is: that of its pictures."""
     picture: str = ""
     """The identity of its first picture, if it has one."""
+    traceparent: str = ""
+    """The W3C header of the trace that it belongs to, if it is traced."""
 
     @property
     def stream(self) -> bool:

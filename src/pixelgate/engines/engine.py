@@ -76,13 +76,17 @@ class Images:
 
 @dataclass(frozen=True)
 class EngineRequest:
-    """One prompt, complete: placeholders expanded, nothing left for the engine to add."""
+    """One prompt, complete: placeholders expanded, nothing left for the engine to add.
+
+    ``traceparent`` is the W3C header of the trace that it belongs to, if it is traced.
+    """
 
     request_id: str
     token_ids: tuple[int, ...]
     sampling: Sampling = field(default_factory=Sampling)
     images: Images | None = None
     stream: bool = True
+    traceparent: str = ""
 
 
 @dataclass(frozen=True)

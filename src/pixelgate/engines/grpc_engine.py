@@ -134,7 +134,8 @@ class GrpcEngine:
                 if not connection.up() or connection.drops != drops:
                     raise EngineUnreachableError(_CLOSED)
                 # From here on the request may have reached the engine.
-                call = connection.generate(timeout=self._generate_timeout)
+                trace = (("traceparent", request.traceparent),) if request.traceparent else None
+                call = connection.generate(timeout=self._generate_timeout, metadata=trace)
                 await _send(call, message)
                 del message
             answers, last = Answers(request.sampling.n, request.sampling.logprobs is not None), None

@@ -125,14 +125,15 @@ class HttpClient:
                 return response.status, await read(response)
 
     @asynccontextmanager
-    async def post(self, path: str, box: list[bytes]) -> AsyncIterator[aiohttp.ClientResponse]:
-        """Send a request for an answer and give its response, whose status is 200.
+    async def post(self, path: str, box: list[bytes], traceparent: str = "") -> AsyncIterator[aiohttp.ClientResponse]:
+        """Send a request for an answer, and give its response, whose status is 200.
 
+        ``traceparent`` is a header if there is one.
         ``box`` holds the body, which is taken out: so nobody keeps it while the answer is read. Leaving the block
         before the answer has ended closes the connection, and with it the request on the engine.
         """
         with _failures():
-            async with self._request("POST", path, box.pop(), self._generate) as response:
+            async with self._request("POST", path, box.pop(), self._generate, traceparent) as response:
                 if response.status != 200:
                     raise self.failure(response.status, await read(response))
                 yield response
@@ -178,10 +179,12 @@ class HttpClient:
 
     @asynccontextmanager
     async def _request(
-        self, method: str, path: str, data: bytes | None, limits: aiohttp.ClientTimeout
+        self, method: str, path: str, data: bytes | None, limits: aiohttp.ClientTimeout, traceparent: str = ""
     ) -> AsyncIterator[aiohttp.ClientResponse]:
         body = None if data is None else io.BytesIO(data)  # sent in pieces; its memory is that of the bytes
-        headers = None if data is None else {"content-type": "application/json", "content-length": str(len(data))}
+        headers = {} if data is None else {"content-type": "application/json", "content-length": str(len(data))}
+        if traceparent:
+            headers["traceparent"] = traceparent
         del data
         async with self._opened().request(
             method, self._base + path, data=body, headers=headers, timeout=limits, allow_redirects=False

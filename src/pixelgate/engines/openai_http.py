@@ -82,7 +82,7 @@ class OpenAIEngine:
             except EngineError as error:
                 raise EngineUnreachableError(error.message) from None
         box = [await self._encoded(request)]
-        async with self._client.post(f"{self.api}/chat/completions", box) as response:
+        async with self._client.post(f"{self.api}/chat/completions", box, request.traceparent) as response:
             if not request.stream:
                 yield self._checked(await read(response))
                 return

@@ -151,7 +151,7 @@ class VllmHttpEngine:
         await self._client.close()
 
     async def _answer(self, request: EngineRequest, box: list[bytes]) -> AsyncGenerator[Delta, None]:
-        async with self._client.post(_GENERATE, box) as response:
+        async with self._client.post(_GENERATE, box, request.traceparent) as response:
             answers, last, usage = Answers(request), None, None
             if not request.stream:
                 reply = self._checked(await read(response))
