@@ -12,7 +12,6 @@ from dataclasses import dataclass
 
 import httpx
 import numpy as np
-import uvicorn
 from PIL import Image
 from prometheus_client.parser import text_string_to_metric_families
 from starlette.applications import Starlette
@@ -20,7 +19,7 @@ from starlette.applications import Starlette
 from pixelgate.demo import CHECKPOINT
 from pixelgate.gateway.app import create_app
 from pixelgate.gateway.passthrough import open_both
-from pixelgate.gateway.serve import admin_listener, server_config
+from pixelgate.gateway.serve import Server, admin_listener, server_config
 from pixelgate.gateway.settings import GatewaySettings, ModelSettings
 from pixelgate.media.policy import MediaPolicy
 from pixelgate.testing.strict_engine import StrictEngine
@@ -43,13 +42,14 @@ class Gateway:
         return await self.client.post(PATH, json=body, headers=headers)
 
     async def metric(self, name, **labels):
-        """A sample of /metrics; 0 when there is none."""
+        """The sum of the samples of /metrics with these labels; 0 when there are none."""
+        found = 0
         text = (await self.client.get("/metrics")).text
         for family in text_string_to_metric_families(text):
             for sample in family.samples:
-                if sample.name == name and sample.labels == labels:
-                    return sample.value
-        return 0
+                if sample.name == name and labels.items() <= sample.labels.items():
+                    found += sample.value
+        return found
 
 
 def strict_engine(**settings):
@@ -72,7 +72,7 @@ async def gateway(engines, checkpoint=CHECKPOINT, bos="engine", **settings):
         models=models, **{"port": 0, "workers": 2, "engine_wait": 5.0, "media": media, **settings}
     )
     app = create_app(settings, [opened for model in models for opened in open_both(model, settings)])
-    server = uvicorn.Server(server_config(app, settings))
+    server = Server(server_config(app, settings), app.state.drain, settings.drain_delay)
     task = asyncio.create_task(server.serve())
     await until(lambda: server.started)
     port = server.servers[0].sockets[0].getsockname()[1]

@@ -98,7 +98,7 @@ async def test_every_key_is_compared_whatever_came_before(monkeypatch):
     hmac_compare = hmac.compare_digest
     monkeypatch.setattr(access.hmac, "compare_digest", compare)
     keys = digests(settings(api_keys=(FIRST, SECOND, "third")))
-    guard = access.Access(None, keys=keys, trusted=())
+    guard = access.Access(None, keys=keys, trusted=(), refused=None)
     for credentials in ([f"Bearer {FIRST}"], ["Bearer nothing"], [], ["Basic x"]):
         compared.clear()
         guard._known(credentials)
@@ -191,8 +191,12 @@ async def test_metrics_on_a_listener_of_their_own():
         assert (await running.ask(headers=bearer(FIRST))).status_code == 200
         response = await admin.get("/metrics")
         assert response.status_code == 200
-        assert f'pixelgate_requests_total{{path="{PATH}",status="200"}} 1.0' in response.text
+        assert f'pixelgate_requests_total{{model="demo",path="{PATH}",status="200"}} 1.0' in response.text
         assert (await admin.get("/health")).json()["status"] == "ok"
+        assert (await admin.get("/ready")).status_code == 200
+        assert (await running.client.get("/ready")).status_code == 200
+        assert (await running.ask(headers=bearer("wrong"))).status_code == 401
+        assert 'pixelgate_errors_total{code="invalid_api_key",status="401"} 1.0' in (await admin.get("/metrics")).text
         for method, path in (("GET", "/v1/models"), ("POST", PATH)):
             response = await admin.request(method, path)
             assert response.status_code == 404

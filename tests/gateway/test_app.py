@@ -269,9 +269,10 @@ async def test_two_requests_with_one_id_do_not_meet(house, monkeypatch):
 
 async def test_the_phases_are_told(house):
     for stream in (False, True):
-        response = await house.ask([image(picture(56, 56))], stream=stream)
+        response = await house.ask([image(picture(56, 56, 70 + stream))], stream=stream)
         phases = dict(phase.split(";dur=") for phase in response.headers["server-timing"].split(", "))
-        assert list(phases) == ["parse", "fetch", "preprocess", "render", "first_token"]
+        known = ["parse", "fetch", "preprocess", "decode", "execute", "render", "first_token"]
+        assert list(phases) == (known if stream else [*known, "engine"])
         assert all(0 <= float(milliseconds) < 5000 for milliseconds in phases.values())
     response = await house.ask(temperature=9)
     assert re.fullmatch(r"parse;dur=[\d.]+", response.headers["server-timing"])
@@ -321,6 +322,50 @@ async def test_metrics(house):
     assert await house.metric("pixelgate_requests_in_flight") == 0
     response = await house.client.get("/metrics")
     assert response.headers["content-type"].startswith("text/plain; version=0.0.4")
+
+
+async def test_the_state_of_engines_and_budgets(house):
+    for name, model in (("vllm+grpc-0", "demo"), ("vllm+grpc-0", "tight")):
+        before = await house.metric("pixelgate_engine_requests_total", engine=name, model=model, outcome="answered")
+        assert (await house.ask(model=model)).status_code == 200
+        after = await house.metric("pixelgate_engine_requests_total", engine=name, model=model, outcome="answered")
+        assert after == before + 1
+        assert await house.metric("pixelgate_engine_usable", engine=name, model=model) == 1
+        assert await house.metric("pixelgate_engine_requests_in_flight", engine=name, model=model) == 0
+    assert await house.metric("pixelgate_budget_limit", budget="bytes") == 1 << 30
+    assert await house.metric("pixelgate_budget_limit", budget="pixels") == 512_000_000
+    assert await house.metric("pixelgate_budget_limit", budget="tensors") == 2 << 30
+    assert await house.metric("pixelgate_budget_used") == 0
+    assert await house.metric("pixelgate_event_loop_lag_seconds_count") > 0
+    text = (await house.client.get("/metrics")).text
+    assert "127.0.0.1" not in text
+
+
+async def test_tokens_are_counted_by_model(house):
+    async def now():
+        return [await house.metric(f"pixelgate_{name}_tokens_total", model="demo") for name in ("prompt", "completion")]
+
+    before = await now()
+    usage = (await house.ask([image(picture(56, 56)), text("And?")])).json()["usage"]
+    assert await now() == [before[0] + usage["prompt_tokens"], before[1] + usage["completion_tokens"]]
+    assert (await house.ask("Hello", stream=True, max_tokens=2)).status_code == 200
+    assert (await now())[1] == before[1] + usage["completion_tokens"] + 2
+
+
+async def test_no_label_has_what_a_client_says(house):
+    assert (await house.ask(model="secret-model")).status_code == 404
+    assert (await house.client.post("/secret-path", json={})).status_code == 404
+    assert (await house.client.post("/tokenize", json={"model": "secret-model", "prompt": "a"})).status_code == 404
+    assert (await house.client.post("/tokenize", json={"model": "demo", "prompt": "a"})).status_code == 200
+    assert "secret" not in (await house.client.get("/metrics")).text
+    assert await house.metric("pixelgate_requests_total", model="", path=PATH, status="404") >= 1
+    assert await house.metric("pixelgate_requests_total", model="demo", path="/tokenize", status="200") >= 1
+    assert await house.metric("pixelgate_errors_total", code="model_not_found", status="404") >= 2
+
+
+async def test_ready(house):
+    response = await house.client.get("/ready")
+    assert (response.status_code, response.json()) == (200, {"status": "ready"})
 
 
 async def test_memory_is_given_back_when_the_engine_has_it_and_not_before(monkeypatch):

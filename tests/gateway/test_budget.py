@@ -31,6 +31,24 @@ async def test_a_share_is_given_back_whole_on_every_ending():
     assert lent.used == 0
 
 
+async def test_waits_are_told_where_there_were_any():
+    lent, waits = budget(wait=0.05), []
+    with lent.share(waited=waits.append) as share:
+        await share.take(10)
+        assert waits == []
+        with lent.share(waited=waits.append) as second:
+            asking = asyncio.create_task(second.take(1))
+            await asyncio.sleep(0.01)
+            share.release()
+            await asking
+            assert len(waits) == 1
+            assert 0.005 < waits[0] < 5
+            with pytest.raises(BusyError):
+                await share.take(10)  # one is still the other's
+    assert len(waits) == 2
+    assert 0.04 < waits[1] < 5
+
+
 async def test_who_waits_gets_it_in_the_order_of_asking():
     lent = budget()
     await lent.take(10)

@@ -23,6 +23,10 @@ ALL = list(settings())
 # A value for each setting that is not its default, where the rule below would make an impossible one.
 OTHER = {
     "shm": "off",
+    "log_level": "debug",
+    "log_format": "json",
+    "trace_endpoint": "https://collector:4318/v1/traces",
+    "trace_sample": 0.25,
     "host": "0.0.0.0",
     "admin_host": "127.0.0.1:9",
     "trusted_proxies": ("10.0.0.0/8", "192.0.2.1"),
@@ -211,7 +215,7 @@ def test_a_switch_has_two_flags():
 
 def test_every_setting_has_a_type_that_is_checked_somewhere():
     """A setting of a new type would pass unchecked: the type belongs into configure.py, or its class checks it."""
-    by_their_class = {"rgb", "backend", "bos", "special_tokens_in_text", "shm", "balance"}
+    by_their_class = {"rgb", "backend", "bos", "special_tokens_in_text", "shm", "balance", "log_level", "log_format"}
     every = [*ALL, *(Setting(ModelSettings, field) for field in fields(ModelSettings))]
     assert {setting.name for setting in every if setting.kind not in configuration._WORDS} <= by_their_class
 

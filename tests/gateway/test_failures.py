@@ -124,7 +124,7 @@ async def test_a_mistake_of_the_gateway_stays_in_its_log(monkeypatch, caplog, st
         }
         assert response.headers["x-request-id"] == "r-7"
         [record] = [r for r in caplog.records if r.levelno == logging.ERROR]
-        assert record.getMessage() == "r-7: an unforeseen failure"
+        assert record.getMessage() == "an unforeseen failure"
         assert "secret: /etc/gateway" in caplog.text
         assert await running.metric("pixelgate_requests_total", path=PATH, status="500") == 1
         assert await running.metric("pixelgate_requests_in_flight") == 0

@@ -56,6 +56,11 @@ async def test_an_answer_comes_back_under_the_gateways_names():
     async with passing() as (house, server):
         answer = await house.ask([text("What is this?"), image(picture(20, 30))], temperature=0.5)
         body = answer.json()
+        assert await house.metric("pixelgate_prompt_tokens_total", model="demo") == 7
+        assert await house.metric("pixelgate_completion_tokens_total", model="demo") == 4
+        assert await house.metric("pixelgate_image_megapixels_sum", model="demo") == 0.0006
+        asked = {"model": "demo", "engine": "openai+http-0", "outcome": "answered"}
+        assert await house.metric("pixelgate_engine_requests_total", **asked) == 1
     assert answer.status_code == 200
     assert body["choices"][0]["message"]["content"] == REPLY + " "
     assert body["usage"] == {"prompt_tokens": 7, "completion_tokens": 4, "total_tokens": 11}

@@ -205,6 +205,7 @@ async def test_a_head_at_the_limit(strict):
         writer.write(b"GET /health HTTP/1.1\r\nhost: a\r\nx: " + b"a" * size + b"\r\n\r\n")
         assert (await reader.readline()).split()[1] == status
         writer.close()
+    assert await strict[0].metric("pixelgate_errors_total", code="header_too_large", status="431") >= 1
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import logging
 import os
 import re
@@ -15,7 +16,7 @@ from contextlib import asynccontextmanager
 import httpx
 import pytest
 from huggingface_hub import file_download
-from running import PATH, strict_engine
+from running import PATH, strict_engine, until
 
 import hub_mirror
 from pixelgate.demo import CHECKPOINT
@@ -129,6 +130,60 @@ async def test_both_listeners_end_with_a_signal():
         assert await asyncio.wait_for(running.wait(), 10) == -signal.SIGTERM
         log = (await running.stderr.read()).decode()
     assert "Traceback" not in log
+
+
+async def test_it_is_not_ready_once_it_is_to_end():
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        admin = free.getsockname()[1]
+    delayed = (str(CHECKPOINT), "--admin-host", str(admin), "--drain-delay", "600")
+    async with (
+        strict_engine() as engine,
+        process(engine.url, checkpoint=delayed) as (running, port, _),
+        httpx.AsyncClient(limits=httpx.Limits(max_keepalive_connections=0)) as client,
+    ):
+
+        async def ready(at):
+            return (await client.get(f"http://127.0.0.1:{at}/ready")).status_code
+
+        assert [await ready(port), await ready(admin)] == [200, 200]
+        running.send_signal(signal.SIGTERM)
+
+        async def told():
+            return await ready(admin) == 503
+
+        await until(told)
+        assert [await ready(port), await ready(admin)] == [503, 503]
+        body = {"model": "checkpoint", "messages": [{"role": "user", "content": "x"}]}
+        assert (await client.post(f"http://127.0.0.1:{port}{PATH}", json=body, timeout=20)).status_code == 200
+        running.send_signal(signal.SIGINT)  # it waits no longer
+        await asyncio.wait_for(running.wait(), 20)
+
+
+async def test_the_log_is_json_if_told_so():
+    said = (str(CHECKPOINT), "--log-format", "json", "--log-requests")
+    async with (
+        strict_engine() as engine,
+        process(engine.url, checkpoint=said, wait_for="running on") as (running, _, log),
+    ):
+        port = int(re.search(r"http://127\.0\.0\.1:(\d+)", log[-1])[1])
+        async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", timeout=20) as client:
+            body = {"model": "checkpoint", "messages": [{"role": "user", "content": "secret"}]}
+            response = await client.post(PATH, json=body, headers={"x-request-id": "mine"})
+            assert response.status_code == 200
+        running.send_signal(signal.SIGTERM)
+        log += (await running.stderr.read()).decode().splitlines()
+    lines = [json.loads(line) for line in log]
+    [access] = [line for line in lines if line["logger"] == "pixelgate.access"]
+    assert (access["request_id"], access["status"], access["client"]) == ("mine", 200, "127.0.0.1")
+    assert "secret" not in "".join(log)
+
+
+def test_an_extra_that_is_missing_ends_the_start(monkeypatch):
+    monkeypatch.setattr(serve, "_open_models", lambda settings: pytest.fail("not reached"))
+    monkeypatch.setitem(sys.modules, "pixelgate.gateway.tracing", None)
+    model = ModelSettings(str(CHECKPOINT), ("local:reader",), "demo")
+    with pytest.raises(ConfigError, match=r"trace_endpoint needs .*: pip install 'pixelgate\[otel\]'"):
+        serve.run(GatewaySettings(models=(model,), trace_endpoint="http://127.0.0.1:4318"))
 
 
 def test_all_files_that_the_system_allows():

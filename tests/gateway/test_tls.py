@@ -10,6 +10,7 @@ from running import gateway, strict_engine
 
 from media.test_fetch import CERTIFICATE
 from pixelgate.errors import ConfigError
+from pixelgate.gateway.app import create_app
 from pixelgate.gateway.serve import check_tls, server_config
 from pixelgate.gateway.settings import GatewaySettings, ModelSettings
 
@@ -73,7 +74,8 @@ async def test_requests_over_tls(files):
 
 
 def test_old_versions_are_not_spoken(files):
-    config = server_config(None, settings(tls_cert=files["cert"], tls_key=files["key"]))
+    ours = settings(tls_cert=files["cert"], tls_key=files["key"])
+    config = server_config(create_app(ours, []), ours)
     config.load()
     assert config.ssl.minimum_version >= ssl.TLSVersion.TLSv1_2
 

@@ -12,12 +12,12 @@ from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from pixelgate.errors import AuthenticationError, ConfigError
-from pixelgate.gateway.replies import error_response
+from pixelgate.gateway.replies import Refused, error_response
 from pixelgate.gateway.settings import GatewaySettings, check_keys
 from pixelgate.media.addresses import Address
 from pixelgate.media.policy import Network
 
-_OPEN_PATHS = ("/health",)
+_OPEN_PATHS = ("/health", "/ready")
 
 
 def digests(settings: GatewaySettings) -> tuple[str, ...]:
@@ -39,11 +39,12 @@ def digests(settings: GatewaySettings) -> tuple[str, ...]:
 class Access:
     """Middleware that asks for a key, and notes the request's client in ``scope["state"]["client"]``.
 
-    A client is the digest of its key where keys are asked for, else its address.
+    A client is the digest of its key where keys are asked for, else its address. ``refused`` counts those without.
     """
 
-    def __init__(self, app: ASGIApp, *, keys: tuple[str, ...], trusted: tuple[Network, ...]) -> None:
+    def __init__(self, app: ASGIApp, *, keys: tuple[str, ...], trusted: tuple[Network, ...], refused: Refused) -> None:
         self._app = app
+        self._refused = refused
         self._keys = keys
         self._trusted = trusted
 
@@ -56,7 +57,9 @@ class Access:
             elif (known := self._known(headers.getlist("authorization"))) is not None:
                 client = known
             else:
-                await error_response(_refusal(headers))(scope, receive, send)
+                error = _refusal(headers)
+                self._refused(error)
+                await error_response(error)(scope, receive, send)
                 return
             scope.setdefault("state", {})["client"] = client
         await self._app(scope, receive, send)

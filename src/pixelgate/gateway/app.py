@@ -26,6 +26,7 @@ from pixelgate.gateway.served import ServedModel
 from pixelgate.gateway.services import Services
 from pixelgate.gateway.settings import GatewaySettings
 from pixelgate.gateway.tokenization import Detokenize, Tokenize
+from pixelgate.gateway.watchdog import watch
 
 log = logging.getLogger(__name__)
 _WITHOUT_ENGINES: tuple[type[Endpoint], ...] = (RenderChat, Tokenize, Detokenize)
@@ -35,26 +36,31 @@ def create_app(settings: GatewaySettings, models: Sequence[ServedModel | PassThr
     """The ASGI application, to be run once. Engines are connected when it starts; ConfigError ends the start.
 
     With ``settings.admin_host`` its ``state.admin`` is the application of the admin listener, to be run beside it.
+    ``state.drain`` is to be called when it will end soon, ``state.refused`` with what is refused before it is asked.
     """
     gateway = _Gateway(settings, models)
-    health, metrics = Route("/health", gateway.health), Route("/metrics", gateway.show_metrics)
+    states = [Route("/health", gateway.health), Route("/ready", gateway.ready)]
+    metrics = Route("/metrics", gateway.show_metrics)
+    refused = gateway.services.metrics.refused
     admin_address = settings.admin_address
     app = Starlette(
         routes=[
             Route(ChatCompletions.path, ChatCompletions(*gateway.shared), methods=["POST"]),
             *(Route(kind.path, kind(*gateway.shared), methods=["POST"]) for kind in _WITHOUT_ENGINES),
             Route("/v1/models", gateway.list_models),
-            health,
+            *states,
             *([metrics] if admin_address is None else []),
         ],
-        middleware=[Middleware(Access, keys=digests(settings), trusted=settings.trusted_networks)],
+        middleware=[Middleware(Access, keys=digests(settings), trusted=settings.trusted_networks, refused=refused)],
         lifespan=gateway.lifespan,
         exception_handlers={HTTPException: _not_found},
     )
+    app.state.drain, app.state.refused = gateway.drain, refused
     app.state.admin = None
     if admin_address is not None:
-        app.state.admin = Starlette(routes=[health, metrics], exception_handlers={HTTPException: _not_found})
+        app.state.admin = Starlette(routes=[*states, metrics], exception_handlers={HTTPException: _not_found})
         app.state.admin.router.redirect_slashes = False
+        app.state.admin.state.refused = refused
     app.router.redirect_slashes = False  # a redirect would repeat whatever Host the client sent
     return app
 
@@ -70,14 +76,15 @@ class _Gateway:
         # where a model has both, the first is asked first, so what holds for it holds for the model
         self._by_name: dict[str, ServedModel | PassThrough] = {**self.passing, **self._models}
         self._started = int(time.time())
-        self._services = Services.of(settings)
-        self.shared = self._services, self._models, self.passing
+        self.services = Services.of(settings)
+        self.shared = self.services, self._models, self.passing
+        self._ready = False
 
     @asynccontextmanager
     async def lifespan(self, app: Starlette) -> AsyncIterator[None]:
         """Open what requests share, connect the engines, and close it all in reverse."""
         async with AsyncExitStack() as stack:
-            await stack.enter_async_context(self._services.running())
+            await stack.enter_async_context(self.services.running())
             for model in self._both:
                 stack.push_async_callback(model.fleet.close)
             for name, passing in self.passing.items():
@@ -86,7 +93,14 @@ class _Gateway:
             for name, served in self._models.items():
                 facts = await served.connect(self._settings.engine_wait)
                 log.info("model %s is ready; its engines want %s pixels", name, facts.pixel_dtype)
+            stack.push_async_callback(_ended, asyncio.create_task(watch(self.services.metrics, self._show)))
+            stack.callback(self.drain)
+            self._ready = True
             yield
+
+    def drain(self) -> None:
+        """Say from now on that requests should go elsewhere. Those that come are answered all the same."""
+        self._ready = False
 
     async def list_models(self, request: Request) -> Response:
         """GET /v1/models."""
@@ -114,9 +128,29 @@ class _Gateway:
         body = {"status": "ok" if all(healthy) else "unavailable", "models": states}
         return as_json(body | ({"troubles": troubles} if troubles else {}), status=status)
 
+    async def ready(self, request: Request) -> Response:
+        """GET /ready: 200 when this process takes requests, be engines up or not; 503 before, and once it is to end."""
+        status, words = (200, "ready") if self._ready else (503, "not ready")
+        return as_json({"status": words}, status=status)
+
     async def show_metrics(self, request: Request) -> Response:
         """GET /metrics, in Prometheus' text format."""
-        return Response(self._services.metrics.exposition(), media_type="text/plain; version=0.0.4")
+        self._show()
+        return Response(self.services.metrics.exposition(), media_type="text/plain; version=0.0.4")
+
+    def _show(self) -> None:
+        """Put the state of budgets and engines into the metrics."""
+        metrics, services = self.services.metrics, self.services
+        budgets = {"bytes": services.encoded, "pixels": services.pixels, "tensors": services.tensors}
+        metrics.budgets({name: (budget.used, budget.total) for name, budget in budgets.items()})
+        for name in self._by_name:
+            fleets = [model.fleet for model in self._both if model.name == name]
+            metrics.engines(name, [state for fleet in fleets for state in fleet.states])
+
+
+async def _ended(task: asyncio.Task[None]) -> None:
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
 
 
 async def _not_found(request: Request, failure: Exception) -> Response:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import time
+from collections.abc import Callable
 from types import TracebackType
 from typing import Self
 
@@ -10,6 +12,8 @@ from pixelgate.errors import BusyError, TooLargeError
 from pixelgate.gateway.fairness import NOBODY, FairQueue, Owner
 
 _BUSY = "the gateway has too much to do at the moment; try again later"
+
+Waited = Callable[[float], None]
 
 
 class Budget:
@@ -27,11 +31,14 @@ class Budget:
         self.used = 0
         self._queue: FairQueue[tuple[int, asyncio.Future[None]]] = FairQueue()
 
-    def share(self, owner: Owner = NOBODY) -> Share:
-        """One request's part, empty; a context manager that gives all of it back however the request ends."""
-        return Share(self, owner)
+    def share(self, owner: Owner = NOBODY, waited: Waited = lambda seconds: None) -> Share:
+        """One request's part, empty; a context manager that gives all of it back however the request ends.
 
-    async def take(self, amount: int, owner: Owner = NOBODY) -> None:
+        ``waited`` is told for how many seconds the request had to wait, each time that it had to.
+        """
+        return Share(self, owner, waited)
+
+    async def take(self, amount: int, owner: Owner = NOBODY, waited: Waited = lambda seconds: None) -> None:
         """Wait for ``amount`` and hold it. Raises BusyError after ``wait`` seconds, or at once if too many wait."""
         if not self._queue and self.used + amount <= self.total:
             self.used += amount
@@ -40,6 +47,7 @@ class Budget:
             raise BusyError(_BUSY)
         turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._queue.push(owner, (amount, turn))
+        start = time.perf_counter()
         try:
             async with asyncio.timeout(self.wait):
                 await turn
@@ -52,6 +60,8 @@ class Budget:
             if isinstance(failure, TimeoutError):
                 raise BusyError(_BUSY) from None
             raise
+        finally:
+            waited(time.perf_counter() - start)
 
     def give_back(self, amount: int) -> None:
         """Return what was taken."""
@@ -72,9 +82,10 @@ class Budget:
 class Share:
     """What one request holds of a budget."""
 
-    def __init__(self, budget: Budget, owner: Owner) -> None:
+    def __init__(self, budget: Budget, owner: Owner, waited: Waited) -> None:
         self._budget = budget
         self._owner = owner
+        self._waited = waited
         self.held = 0
 
     async def take(self, amount: int) -> None:
@@ -84,7 +95,7 @@ class Share:
                 f"the request needs more than the {self._budget.total} {self._budget.unit} that all requests "
                 "together may hold"
             )
-        await self._budget.take(amount, self._owner)
+        await self._budget.take(amount, self._owner, self._waited)
         self.held += amount
 
     def release(self) -> None:

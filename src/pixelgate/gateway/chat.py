@@ -20,7 +20,7 @@ from pixelgate.errors import OptionError, RequestError, TooLargeError
 from pixelgate.gateway.answers import Answer, Piece
 from pixelgate.gateway.check import check
 from pixelgate.gateway.messages import for_template, references
-from pixelgate.gateway.metrics import Phases
+from pixelgate.gateway.phases import Phases
 from pixelgate.gateway.pictures import Picture, Pictures
 from pixelgate.gateway.sampling import sampling
 from pixelgate.gateway.served import Prompting, ServedModel
@@ -94,6 +94,7 @@ async def prepare(chat: Chat, services: Services) -> EngineRequest:
         sampling=chosen,
         images=images(chat, prompt, planned) if planned else None,
         stream=bool(chat.request.stream),
+        traceparent=chat.phases.traceparent,
     )
     check(request, chat.facts, chat.processor.family.placeholder_id)
     chat.request = msgspec.structs.replace(chat.request, messages=[])  # with the data URLs: nobody reads them again
@@ -113,6 +114,7 @@ async def plan_pictures(chat: Chat, pictures: Pictures) -> list[Picture]:
     with chat.phases.measure("fetch"):
         planned = await together(map(pictures.obtain, wanted))
     chat.plans = tuple(picture.plan for picture in planned)
+    chat.phases.note(pictures=len(planned), image_tokens=chat.image_tokens)
     return planned
 
 
@@ -130,7 +132,7 @@ async def answer(chat: Chat, request: EngineRequest, services: Services) -> Asyn
     answers = [Answer(i, chat.model.tokenizer, request.sampling, stop_ids) for i in range(request.sampling.n)]
     sent = time.perf_counter()
     first = True
-    async with aclosing(chat.model.fleet.generate(request)) as deltas:
+    async with aclosing(chat.model.fleet.generate(request, chat.phases.tried)) as deltas:
         async for delta in deltas:
             if first:
                 chat.phases.add("first_token", time.perf_counter() - sent)
@@ -139,6 +141,7 @@ async def answer(chat: Chat, request: EngineRequest, services: Services) -> Asyn
             piece = answers[delta.index].push(delta)
             chat.prompt_tokens = delta.prompt_tokens or chat.prompt_tokens
             chat.completion_tokens = sum(each.tokens for each in answers)
+            chat.phases.note(prompt_tokens=chat.prompt_tokens, completion_tokens=chat.completion_tokens)
             if piece is not None:
                 yield piece
             if all(each.finished for each in answers):

@@ -18,7 +18,7 @@ from pixelgate.gateway.answers import Piece
 from pixelgate.gateway.chat import Chat, answer, prepare
 from pixelgate.gateway.endpoint import Endpoint, Exchange
 from pixelgate.gateway.passthrough import Passage
-from pixelgate.gateway.replies import as_json, error_object, noted
+from pixelgate.gateway.replies import as_json, error_object
 from pixelgate.gateway.services import Held, Services
 
 
@@ -32,6 +32,8 @@ class ChatCompletions(Endpoint):
         with exchange.phases.measure("parse"):
             parsed = wire.parse_chat(body)
         passing = self.passing.get(parsed.model)
+        if passing:
+            exchange.phases.note(model=parsed.model)
         passage = Passage(exchange.own_id, parsed, passing, exchange.phases, held) if passing else None
         if passage and parsed.model not in self.models:
             return self._hand_on(passage, exchange)
@@ -110,7 +112,7 @@ async def _send_events(exchange: Exchange, chunks: AsyncGenerator[ChatObject, No
         await exchange.write(b"data: [DONE]\n\n", last=True)
         return 200
     except Exception as failure:
-        error = noted(failure, exchange.id)
+        error = exchange.failed(failure)
         await exchange.write(b"event: error\n" + _event(error_object(error)), last=True)
         return error.status
 

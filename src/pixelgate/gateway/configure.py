@@ -33,7 +33,7 @@ _WORDS = {
     "tuple[str, ...]": "a list of strings",
     "dict[str, Any]": "a table",
 }
-_METAVARS = {"int": "N", "float": "SECONDS"}
+_METAVARS = {"int": "N", "float": "SECONDS", "trace_sample": "SHARE"}
 
 
 @dataclass(frozen=True)
@@ -142,7 +142,7 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
             setting.flag,
             dest=setting.flag,
             action="append" if several else "store",
-            metavar=_METAVARS.get(setting.kind, "TEXT"),
+            metavar=_METAVARS.get(setting.name) or _METAVARS.get(setting.kind, "TEXT"),
             help=f"default: {shown}",
         )
 

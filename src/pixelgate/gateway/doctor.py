@@ -22,8 +22,8 @@ from pixelgate.errors import EngineError, PixelgateError
 from pixelgate.gateway import passthrough, received, wire
 from pixelgate.gateway.chat import Chat, prepare
 from pixelgate.gateway.fairness import Owner
-from pixelgate.gateway.metrics import Phases
 from pixelgate.gateway.passthrough import Passage, PassThrough, open_both
+from pixelgate.gateway.phases import Phases
 from pixelgate.gateway.served import ServedModel
 from pixelgate.gateway.services import Services
 from pixelgate.gateway.settings import GatewaySettings, ModelSettings
@@ -117,8 +117,9 @@ async def _probe(served: ServedModel, settings: GatewaySettings, tell: Tell, *, 
             _tell_facts(facts, tell)
         services = Services.of(settings)
         async with services.running():
-            with services.holding(Owner("doctor")) as held:
-                question, phases = wire.parse_chat(_question(served.name)), Phases(services.metrics)
+            phases = Phases(services.metrics)
+            with services.holding(Owner("doctor"), phases) as held:
+                question = wire.parse_chat(_question(served.name))
                 chat = Chat("pixelgate-doctor", question, served, facts, phases, served.processor, held)
                 request = await prepare(chat, services)
         start = time.perf_counter()
@@ -139,8 +140,9 @@ async def _pass(model: PassThrough, settings: GatewaySettings, tell: Tell) -> No
         await model.connect(settings.engine_wait)
         services = Services.of(settings)
         async with services.running():
-            with services.holding(Owner("doctor")) as held:
-                question, phases = wire.parse_chat(_question(model.name)), Phases(services.metrics)
+            phases = Phases(services.metrics)
+            with services.holding(Owner("doctor"), phases) as held:
+                question = wire.parse_chat(_question(model.name))
                 passage = Passage("pixelgate-doctor", question, model, phases, held)
                 call = await passthrough.prepare(passage, services)
         start = time.perf_counter()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import re
+import time
 import uuid
 from abc import ABC, abstractmethod
 from collections.abc import Coroutine, Mapping
@@ -17,14 +18,15 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from pixelgate.engines.engine import EngineFacts
-from pixelgate.errors import ModelNotFoundError, SlowRequestError, TooLargeError
-from pixelgate.gateway import wire
+from pixelgate.errors import ModelNotFoundError, PixelgateError, SlowRequestError, TooLargeError
+from pixelgate.gateway import logs, wire
 from pixelgate.gateway.budget import Share
 from pixelgate.gateway.chat import Chat, configured
 from pixelgate.gateway.fairness import Owner
 from pixelgate.gateway.messages import check_texts
-from pixelgate.gateway.metrics import Phases
+from pixelgate.gateway.metrics import Metrics
 from pixelgate.gateway.passthrough import PassThrough
+from pixelgate.gateway.phases import Phases
 from pixelgate.gateway.replies import error_response, noted
 from pixelgate.gateway.served import ServedModel
 from pixelgate.gateway.services import Held, Services
@@ -54,6 +56,7 @@ class Exchange:
     id: str
     own_id: str
     phases: Phases
+    metrics: Metrics
     passed_on: bool = False
     """Whether it goes to an engine that prepares pictures itself."""
 
@@ -90,7 +93,18 @@ class Exchange:
 
     async def write(self, data: bytes, *, last: bool = False) -> None:
         """Send a piece of the stream."""
-        await self.send({"type": "http.response.body", "body": data, "more_body": not last})
+        start = time.perf_counter()
+        try:
+            await self.send({"type": "http.response.body", "body": data, "more_body": not last})
+        finally:
+            self.phases.count("send", time.perf_counter() - start)
+
+    def failed(self, failure: Exception) -> PixelgateError:
+        """The error of ours that the client is told of ``failure``, logged and counted."""
+        error = noted(failure)
+        self.metrics.refused(error)
+        self.phases.note(error=error.code or error.type)
+        return error
 
 
 class Endpoint(ABC):
@@ -123,13 +137,13 @@ class Endpoint(ABC):
 
     def chat(self, exchange: Exchange, parsed: wire.ChatRequest, held: Held) -> Chat:
         """A chat request for engines that take tensors. Raises RequestError."""
-        model, facts = self.model(parsed.model)
+        model, facts = self.model(exchange, parsed.model)
         wire.refuse_unsupported(parsed)
         check_texts(parsed, self.services.settings.max_text_characters)
         processor = configured(model.processor, parsed, facts, trusted=self.services.settings.trust_request_mm_kwargs)
         return Chat(exchange.own_id, parsed, model, facts, exchange.phases, processor, held)
 
-    def model(self, name: str) -> tuple[ServedModel, EngineFacts]:
+    def model(self, exchange: Exchange, name: str) -> tuple[ServedModel, EngineFacts]:
         """The model that clients call ``name``, with engines that take tensors. Raises ModelNotFoundError."""
         if name not in self.models:
             known = ", ".join(dict.fromkeys([*self.models, *self.passing]))
@@ -138,6 +152,7 @@ class Endpoint(ABC):
                 here = f"; this path serves {', '.join(self.models)}" if self.models else ""
                 words = f"the engines of {name} make its prompts themselves, so its tokens are not known here{here}"
             raise ModelNotFoundError(words, param="model")
+        exchange.phases.note(model=name)
         model = self.models[name]
         return model, model.facts
 
@@ -148,29 +163,34 @@ class Endpoint(ABC):
         sent_id = request.headers.get("x-request-id", "")
         metrics = self.services.metrics
         shown_id = sent_id if _REQUEST_ID.fullmatch(sent_id) else own_id
-        exchange = Exchange(request, send, shown_id, own_id, Phases(metrics))
+        logs.REQUEST_ID.set(shown_id)  # of this request's task, which ends with it
+        tracing = self.services.tracing
+        trace = tracing.request(request.method, self.path, request.headers, shown_id) if tracing else None
+        phases = Phases(metrics, trace)
+        exchange = Exchange(request, send, shown_id, own_id, phases, metrics)
         status = 500
         metrics.in_flight.inc()
         try:
             status = await self._respond(exchange)
         except ClientDisconnect:
             status = _CLIENT_GONE
-            log.info("%s: the client hung up", exchange.id)
+            log.info("the client hung up")
         finally:
             metrics.in_flight.dec()
-            metrics.requests.labels(self.path, status).inc()
-            exchange.phases.finish()
+            phases.finish(self.path, status)
+            if self.services.settings.log_requests:
+                logs.access(self.path, status, request.state.client, phases.facts, phases.seconds)
 
     async def _respond(self, exchange: Exchange) -> int:
         """Answer, and return the status under which the request counts."""
         try:
-            with self.services.holding(exchange.owner) as held:
+            with self.services.holding(exchange.owner, exchange.phases) as held:
                 work = self.begin(exchange, await _body(exchange.request, self.services.settings, held.encoded), held)
                 return await _unless_gone(exchange.request.receive, work)
         except ClientDisconnect:
             raise
         except Exception as failure:  # of whatever kind: the client gets an error object, and the log the reason
-            error = noted(failure, exchange.id)
+            error = exchange.failed(failure)
             await exchange.reply(error_response(error))
             return error.status
 

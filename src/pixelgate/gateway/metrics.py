@@ -1,18 +1,24 @@
-"""What /metrics shows, and the timings of one request by phase."""
+"""What /metrics shows.
+
+No value of a label is a client's: models, paths, codes and engines are as many as the operator has. Every metric is of
+a kind that can be put together from several processes, gauges as their mode says. The table is in docs/gateway.md.
+"""
 
 from __future__ import annotations
 
-import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
+from pixelgate.engines.fleet import EngineState
+from pixelgate.errors import PixelgateError
 from pixelgate.gateway.cache import Cache
 
 _SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
+_LAG_SECONDS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1)
 _TOKENS = (16, 64, 256, 1024, 4096, 16384)
+_MEGAPIXELS = (0.1, 0.25, 0.5, 1, 2, 4, 8, 16, 32, 64)
 
 
 class Metrics:
@@ -20,20 +26,69 @@ class Metrics:
 
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
-        self.requests = Counter("pixelgate_requests", "Requests answered.", ["path", "status"], registry=self.registry)
-        self.phases = Histogram(
-            "pixelgate_phase_seconds", "Time by phase.", ["phase"], buckets=_SECONDS, registry=self.registry
+        self.requests = self._counter("requests", "Requests answered.", "model", "path", "status")
+        self.errors = self._counter("errors", "Requests and connections answered with an error.", "code", "status")
+        self.in_flight = self._gauge("requests_in_flight", "Requests under way.")
+        self.phases = self._histogram("phase_seconds", "Time of a request by phase.", _SECONDS, "model", "phase")
+        self.worker_wait = self._histogram("worker_wait_seconds", "Time that work waits for a worker.", _SECONDS)
+        self.prompt_tokens = self._counter("prompt_tokens", "Tokens of prompts that were answered.", "model")
+        self.completion_tokens = self._counter("completion_tokens", "Tokens of answers.", "model")
+
+        self.images = self._counter("images", "Pictures made ready.", "model")
+        self.image_megapixels = self._histogram("image_megapixels", "Size of a picture.", _MEGAPIXELS, "model")
+        self.image_tokens = self._histogram("image_tokens", "Prompt tokens of one picture.", _TOKENS, "model")
+        self.tensor_bytes = self._counter("tensor_bytes", "Bytes of pixel tensors made.", "model")
+
+        self.budget_used = self._gauge("budget_used", "What requests hold of a budget.", "budget")
+        self.budget_limit = self._gauge("budget_limit", "The most they may.", "budget")
+        self.cache_events = self._counter("cache_events", "What came of looks into caches.", "tier", "outcome")
+        self.cache_bytes = self._gauge("cache_bytes", "Bytes in caches.", "tier")
+
+        engine = ("model", "engine")
+        self.engine_requests = self._counter("engine_requests", "What engines made of requests.", *engine, "outcome")
+        self.engine_usable = self._gauge("engine_usable", "1 if an engine gets requests.", *engine, mode="livemin")
+        self.engine_in_flight = self._gauge("engine_requests_in_flight", "Requests at an engine.", *engine)
+        self.engine_failures = self._gauge(
+            "engine_failures", "Requests that an engine failed on in a row.", *engine, mode="livemax"
         )
-        self.images = Counter("pixelgate_images", "Pictures preprocessed.", registry=self.registry)
-        self.image_tokens = Histogram(
-            "pixelgate_image_tokens", "Prompt tokens of one picture.", buckets=_TOKENS, registry=self.registry
+        self._engines: dict[str, set[str]] = {}
+
+        self.loop_lag = self._histogram("event_loop_lag_seconds", "How late the event loop is.", _LAG_SECONDS)
+        self.loop_lag_max = self._gauge(
+            "event_loop_lag_max_seconds", "The most that it was late in the last minute.", mode="livemax"
         )
-        self.tensor_bytes = Counter("pixelgate_tensor_bytes", "Bytes of pixel tensors made.", registry=self.registry)
-        self.cache_events = Counter(
-            "pixelgate_cache_events", "Looks into a cache.", ["tier", "outcome"], registry=self.registry
-        )
-        self.cache_bytes = Gauge("pixelgate_cache_bytes", "Bytes kept in a cache.", ["tier"], registry=self.registry)
-        self.in_flight = Gauge("pixelgate_requests_in_flight", "Requests under way.", registry=self.registry)
+
+    def picture(self, model: str, *, pixels: int, tokens: int | None) -> None:
+        """Count a picture that is ready for an engine. Of one that the engine prepares itself less may be known."""
+        self.images.labels(model).inc()
+        self.image_megapixels.labels(model).observe(pixels / 1e6)
+        if tokens is not None:
+            self.image_tokens.labels(model).observe(tokens)
+
+    def refused(self, error: PixelgateError) -> None:
+        """Count an error that a client was told."""
+        self.errors.labels(error.code or error.type, error.status).inc()
+
+    def budgets(self, budgets: Mapping[str, tuple[int, int]]) -> None:
+        """Show what is used of each budget, and its limit."""
+        for name, (used, limit) in budgets.items():
+            self.budget_used.labels(name).set(used)
+            self.budget_limit.labels(name).set(limit)
+
+    def engines(self, model: str, states: Iterable[EngineState]) -> None:
+        """Show the engines of a model. One that is gone is shown as not usable until its name is another's."""
+        gone = set(self._engines.get(model, ()))
+        for state in states:
+            self._engine(model, state)
+            self._engines.setdefault(model, set()).add(state.name)
+            gone.discard(state.name)
+        for name in gone:
+            self._engine(model, EngineState(name, usable=False, in_flight=0, failures=0))
+
+    def _engine(self, model: str, state: EngineState) -> None:
+        self.engine_usable.labels(model, state.name).set(state.usable)
+        self.engine_in_flight.labels(model, state.name).set(state.in_flight)
+        self.engine_failures.labels(model, state.name).set(state.failures)
 
     def watch_cache(self, tier: str, cache: Cache[Any, Any]) -> None:
         """Show how much a cache holds."""
@@ -43,32 +98,12 @@ class Metrics:
         """The Prometheus text format."""
         return generate_latest(self.registry)
 
+    def _counter(self, name: str, words: str, *labels: str) -> Counter:
+        return Counter(f"pixelgate_{name}", words, labels, registry=self.registry)
 
-class Phases:
-    """Seconds of one request by phase, in the order in which the phases began."""
+    def _histogram(self, name: str, words: str, buckets: Iterable[float], *labels: str) -> Histogram:
+        return Histogram(f"pixelgate_{name}", words, labels, buckets=tuple(buckets), registry=self.registry)
 
-    def __init__(self, metrics: Metrics) -> None:
-        self._metrics = metrics
-        self.seconds: dict[str, float] = {}
-
-    @contextmanager
-    def measure(self, phase: str) -> Iterator[None]:
-        """Time a block; a phase entered several times adds up."""
-        start = time.perf_counter()
-        try:
-            yield
-        finally:
-            self.add(phase, time.perf_counter() - start)
-
-    def add(self, phase: str, seconds: float) -> None:
-        """Count ``seconds`` for ``phase``."""
-        self.seconds[phase] = self.seconds.get(phase, 0.0) + seconds
-
-    def server_timing(self) -> str:
-        """The phases so far as a Server-Timing header, in milliseconds."""
-        return ", ".join(f"{phase};dur={seconds * 1000:.2f}" for phase, seconds in self.seconds.items())
-
-    def finish(self) -> None:
-        """Put the phases into the metrics."""
-        for phase, seconds in self.seconds.items():
-            self._metrics.phases.labels(phase).observe(seconds)
+    def _gauge(self, name: str, words: str, *labels: str, mode: str = "livesum") -> Gauge:
+        """A gauge; ``mode`` is how those of several processes become one."""
+        return Gauge(f"pixelgate_{name}", words, labels, registry=self.registry, multiprocess_mode=mode)  # type: ignore[arg-type]

@@ -27,7 +27,7 @@ from pixelgate.engines.engine import EngineFacts
 from pixelgate.engines.fleet import ChatFleet
 from pixelgate.errors import OptionError, RequestError
 from pixelgate.gateway.messages import Reference, references
-from pixelgate.gateway.metrics import Phases
+from pixelgate.gateway.phases import Phases
 from pixelgate.gateway.served import ServedModel, check_model, open_model
 from pixelgate.gateway.services import Held, Services, naming, together
 from pixelgate.gateway.settings import GatewaySettings, ModelSettings
@@ -152,17 +152,22 @@ async def prepare(passage: Passage, services: Services) -> ChatCall:
     processor = model.processor and model.processor.with_options(**own)
     with passage.phases.measure("fetch"):
         pictures = await together(obtain(passage, services, processor, each) for each in wanted)
-    with passage.phases.measure("preprocess"), services.pixels.share(passage.held.owner) as pixels, naming("messages"):
+    with (
+        passage.phases.measure("preprocess"),
+        services.pixels.share(passage.held.owner, passage.phases.waiting("pixels")) as pixels,
+        naming("messages"),
+    ):
         await pixels.take(sum(picture.pixels for picture in pictures))
         urls = await together(_data_url(passage, services, processor, picture) for picture in pictures)
         await passage.held.encoded.take(sum(map(len, urls)))
+    passage.phases.note(pictures=len(pictures))
     left = iter(urls)
     body = {name: value for name, value in _fields(request).items() if value is not None}
     body["messages"] = [_message(message, left) for message in request.messages]
     if options := {**model.options, **own}:
         body["mm_processor_kwargs"] = options
     first = await services.workers.run(passage.held.owner, _digest, pictures[0].data) if pictures else ""
-    return ChatCall(body, nbytes=sum(map(len, urls)), picture=first)
+    return ChatCall(body, nbytes=sum(map(len, urls)), picture=first, traceparent=passage.phases.traceparent)
 
 
 async def answer(passage: Passage, call: ChatCall) -> AsyncGenerator[ChatObject, None]:
@@ -170,8 +175,9 @@ async def answer(passage: Passage, call: ChatCall) -> AsyncGenerator[ChatObject,
     kind = "chat.completion.chunk" if call.stream else "chat.completion"
     head = {"id": passage.id, "object": kind, "created": int(time.time()), "model": passage.model.name}
     sent, first = time.perf_counter(), True
-    async with aclosing(passage.model.fleet.generate(call)) as objects:
+    async with aclosing(passage.model.fleet.generate(call, passage.phases.tried)) as objects:
         async for found in objects:
+            passage.phases.note(**_usage(found))
             if first:
                 passage.phases.add("first_token", time.perf_counter() - sent)
                 first = False
@@ -187,7 +193,7 @@ async def obtain(passage: Passage, services: Services, processor: Processor | No
         plan = processor.plan(height=header.height, width=header.width) if processor else None
         return Picture(reference.param, data, header.height * header.width, isolated is not None, plan)
 
-    with naming(reference.param):
+    with naming(reference.param), passage.phases.span("picture", picture=reference.param):
         if reference.url is None:
             raise RequestError("this model's pictures are sent with their image_url every time, not by uuid alone")
         data = await services.file(reference.url, passage.held)
@@ -212,10 +218,15 @@ async def _data_url(passage: Passage, services: Services, processor: Processor |
         if picture.isolated:
             rows = await services.apart(passage.held.owner, services.isolation.rows, data, _decoding(processor))
         url = await services.workers.run(passage.held.owner, work, rows)
-    services.metrics.images.inc()
-    if plan:
-        services.metrics.image_tokens.observe(plan.tokens)
+    services.metrics.picture(passage.model.name, pixels=picture.pixels, tokens=plan.tokens if plan else None)
     return url
+
+
+def _usage(found: ChatObject) -> dict[str, int]:
+    """The token counts that an object of an answer tells, if it tells any."""
+    usage = found.get("usage")
+    counts = usage if isinstance(usage, dict) else {}
+    return {name: n for name in ("prompt_tokens", "completion_tokens") if type(n := counts.get(name)) is int and n >= 0}
 
 
 def _digest(data: bytes) -> str:

@@ -44,7 +44,7 @@ class Pictures:
 
     async def obtain(self, reference: Reference) -> Picture:
         """Fetch a picture and plan it from its header; no pixel is decoded."""
-        with naming(reference.param):
+        with naming(reference.param), self.held.phases.span("picture", picture=reference.param):
             data = None if reference.url is None else await self.services.file(reference.url, self.held)
             known = await self._known(data, reference.uuid)
             plan = self.processor.plan(height=known.header.height, width=known.header.width)
@@ -60,9 +60,8 @@ class Pictures:
         """A picture's finished tensor: kept from before, or made, once for all who want it now."""
         with naming(picture.param):
             lease = await self.services.memory.tensor(picture.identity, lambda: self._made(picture))
-        metrics = self.services.metrics
-        metrics.images.inc()
-        metrics.image_tokens.observe(picture.plan.tokens)
+        plan = picture.plan
+        self.services.metrics.picture(self.held.phases.model, pixels=plan.height * plan.width, tokens=plan.tokens)
         return lease
 
     async def _known(self, data: bytes | None, uuid: str | None) -> Known:
@@ -102,21 +101,33 @@ class Pictures:
         if (data := picture.data) is None:
             raise _forgotten()
         plan, owner, services = picture.plan, self.held.owner, self.services
+        phases = self.held.phases
+        about: dict[str, str | int] = {
+            "picture": picture.param,
+            "width": plan.width,
+            "height": plan.height,
+            "bytes": len(data),
+        }
 
         def work(isolated: NDArray[np.uint8] | None) -> NDArray[Any]:
             dtype = self.facts.pixel_dtype
-            image = self.processor.rgb(data) if isolated is None else isolated
-            # Taken on the worker: if it is cancelled meanwhile nobody has the array, and nobody reuses it.
-            out = services.memory.tensors.buffers.take(plan.shape, dtype)
-            return execute(plan, image, out, dtype=dtype)
+            image = isolated
+            if image is None:
+                with phases.measure("decode", **about):
+                    image = self.processor.rgb(data)
+            with phases.measure("execute", **about, tokens=plan.tokens):
+                # Taken on the worker: if it is cancelled meanwhile nobody has the array, and nobody reuses it.
+                out = services.memory.tensors.buffers.take(plan.shape, dtype)
+                return execute(plan, image, out, dtype=dtype)
 
-        with services.pixels.share(owner) as pixels:
+        with services.pixels.share(owner, phases.waiting("pixels")) as pixels:
             await pixels.take(plan.height * plan.width)
             rows = None
             if picture.known.isolated:
-                rows = await services.apart(owner, services.isolation.rows, data, self.processor.decoding)
+                with phases.measure("decode", **about):
+                    rows = await services.apart(owner, services.isolation.rows, data, self.processor.decoding)
             made = await services.workers.run(owner, work, rows)
-        services.metrics.tensor_bytes.inc(made.nbytes)
+        services.metrics.tensor_bytes.labels(phases.model).inc(made.nbytes)
         return made
 
 

@@ -14,17 +14,18 @@ from typing import Any
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
 from pixelgate.errors import FullError, HeaderError, PixelgateError, RequestError, SlowRequestError
-from pixelgate.gateway.replies import error_response
+from pixelgate.gateway.replies import Refused, error_response
 from pixelgate.gateway.settings import GatewaySettings
 
 log = logging.getLogger(__name__)
 
 
 class LimitedProtocol(HttpToolsProtocol):
-    """One connection. ``settings`` has the limits; the other arguments are uvicorn's."""
+    """One connection. ``settings`` has the limits, ``refused`` counts; the other arguments are uvicorn's."""
 
-    def __init__(self, settings: GatewaySettings, **arguments: Any) -> None:
+    def __init__(self, settings: GatewaySettings, refused: Refused, **arguments: Any) -> None:
         super().__init__(**arguments)
+        self._refused = refused
         self._settings = settings
         self.timeout_keep_alive = settings.keep_alive_timeout  # type: ignore[assignment]
         self._timer: asyncio.TimerHandle | None = None
@@ -154,6 +155,7 @@ class LimitedProtocol(HttpToolsProtocol):
     def _refuse(self, error: PixelgateError) -> None:
         """Answer without the application where no other answer is under way, and close the connection."""
         if not self._answering():
+            self._refused(error)
             response = error_response(error)
             headers = [*response.raw_headers, (b"connection", b"close")]
             head = b"".join(name + b": " + value + b"\r\n" for name, value in headers)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import msgspec
@@ -14,6 +14,8 @@ from pixelgate.gateway.wire import error_body
 
 log = logging.getLogger(__name__)
 _RETRY_AFTER = "1"  # seconds
+
+Refused = Callable[[PixelgateError], None]
 
 
 def as_json(value: Any, *, status: int = 200, headers: Mapping[str, str] | None = None) -> Response:
@@ -31,7 +33,7 @@ def error_response(error: PixelgateError) -> Response:
     return as_json(error_object(error), status=error.status, headers=headers)
 
 
-def noted(failure: Exception, request_id: str) -> PixelgateError:
+def noted(failure: Exception) -> PixelgateError:
     """``failure`` as an error of ours, logged where the operator should know of it."""
     if isinstance(failure, PixelgateError):
         error = failure
@@ -39,9 +41,9 @@ def noted(failure: Exception, request_id: str) -> PixelgateError:
         error = InternalError("an unforeseen failure")
         error.__cause__ = failure
     if error.status == 500:
-        log.error("%s: %s", request_id, error.message, exc_info=error)
+        log.error("%s", error.message, exc_info=error)
     elif error.status > 500:
-        log.warning("%s: %s", request_id, error.message)
+        log.warning("%s", error.message)
     return error
 
 

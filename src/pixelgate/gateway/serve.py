@@ -9,21 +9,24 @@ import math
 import resource
 import socket
 import ssl
+import time
 import warnings
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractContextManager, asynccontextmanager, nullcontext
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import uvicorn
+from starlette.applications import Starlette
 
 from pixelgate.engines import shm
 from pixelgate.errors import ConfigError
-from pixelgate.gateway import received
+from pixelgate.gateway import logs, received
 from pixelgate.gateway.access import digests
 from pixelgate.gateway.app import create_app
 from pixelgate.gateway.passthrough import PassThrough, open_both
+from pixelgate.gateway.phases import check_tracing
 from pixelgate.gateway.protocol import LimitedProtocol
 from pixelgate.gateway.served import ServedModel
 from pixelgate.gateway.settings import GatewaySettings, refuse_same_names
@@ -31,13 +34,14 @@ from pixelgate.process import keep_memory, settle
 
 log = logging.getLogger(__name__)
 
+_TICK = 0.1  # seconds
 _LOOPBACK = ("127.0.0.1", "::1", "localhost")
 _STRANGERS = ("Invalid HTTP request", "Unsupported upgrade request", "No supported WebSocket library")
 
 
 def run(settings: GatewaySettings) -> None:
     """Serve until a signal ends it. Raises ConfigError or CheckpointError when the gateway cannot start."""
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    logs.configure(settings)
     quieten_strangers()
     quieten_downloads()
     keep_memory(pictures=settings.workers)
@@ -52,10 +56,11 @@ def run(settings: GatewaySettings) -> None:
 
 def _run(settings: GatewaySettings) -> None:
     check_tls(settings)
-    digests(settings)  # a wrong file is told now, before anything is waited for
+    digests(settings)  # a wrong file, or an extra that is missing, is told now, before anything is waited for
+    check_tracing(settings)
     models = _open_models(settings)
     app = create_app(settings, models)
-    server = uvicorn.Server(server_config(app, settings))
+    server = Server(server_config(app, settings), app.state.drain, settings.drain_delay)
 
     async def serve() -> None:
         # Before the server starts: so a refusal is one readable line, and a signal ends the wait for an engine.
@@ -90,14 +95,14 @@ def _open_models(settings: GatewaySettings) -> list[ServedModel | PassThrough]:
     return models
 
 
-def server_config(app: object, settings: GatewaySettings) -> uvicorn.Config:
+def server_config(app: Starlette, settings: GatewaySettings) -> uvicorn.Config:
     """How the HTTP server runs: fast loop and parser, no log line a request, no name of the software in replies."""
     tls = {"ssl_certfile": settings.tls_cert, "ssl_keyfile": settings.tls_key} if settings.tls_cert else {}
     return _config(app, settings, host=settings.host, port=settings.port, lifespan="on", **tls)
 
 
 @asynccontextmanager
-async def admin_listener(app: object | None, settings: GatewaySettings) -> AsyncIterator[int | None]:
+async def admin_listener(app: Starlette | None, settings: GatewaySettings) -> AsyncIterator[int | None]:
     """Serve the admin's application, if there is one, as long as the block runs; yields its port.
 
     It has connections of its own, so that strangers cannot take them all, and leaves signals to the gateway's server.
@@ -117,6 +122,25 @@ async def admin_listener(app: object | None, settings: GatewaySettings) -> Async
     finally:
         server.should_exit = True
         await serving
+
+
+class Server(uvicorn.Server):
+    """The gateway's server. When it is to end it calls ``drain``, and goes on for ``delay`` seconds.
+
+    A load balancer takes a while to hear that nothing should be sent here any more.
+    """
+
+    def __init__(self, config: uvicorn.Config, drain: Callable[[], None], delay: float) -> None:
+        super().__init__(config)
+        self._drain, self._delay = drain, delay
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """End, at once when a second signal says so."""
+        self._drain()
+        end = time.monotonic() + self._delay
+        while not self.force_exit and time.monotonic() < end:  # noqa: ASYNC110 - set where a signal is caught
+            await asyncio.sleep(_TICK)
+        await super().shutdown(sockets)
 
 
 class _Beside(uvicorn.Server):
@@ -147,11 +171,11 @@ def check_tls(settings: GatewaySettings) -> None:
         ) from None
 
 
-def _config(app: object, settings: GatewaySettings, **options: Any) -> uvicorn.Config:
+def _config(app: Starlette, settings: GatewaySettings, **options: Any) -> uvicorn.Config:
     return uvicorn.Config(
-        app,  # type: ignore[arg-type]
+        app,
         loop="uvloop",
-        http=partial(LimitedProtocol, settings),  # type: ignore[arg-type]
+        http=partial(LimitedProtocol, settings, app.state.refused),  # type: ignore[arg-type]
         ws="none",
         access_log=False,
         server_header=False,

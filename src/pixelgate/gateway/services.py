@@ -6,19 +6,23 @@ import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterable, Iterator
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from pixelgate.errors import PixelgateError
 from pixelgate.gateway.budget import Budget, Share
 from pixelgate.gateway.fairness import Owner
 from pixelgate.gateway.memory import Memory
 from pixelgate.gateway.metrics import Metrics
+from pixelgate.gateway.phases import Phases, open_tracing
 from pixelgate.gateway.settings import GatewaySettings
 from pixelgate.gateway.workers import Workers
 from pixelgate.media import files, source
 from pixelgate.media.decode import Backend
 from pixelgate.media.fetch import Fetcher
 from pixelgate.media.isolation import Isolation
+
+if TYPE_CHECKING:
+    from pixelgate.gateway.tracing import Tracing
 
 _T = TypeVar("_T")
 
@@ -30,6 +34,7 @@ class Held:
     owner: Owner
     encoded: Share
     tensors: Share
+    phases: Phases
 
 
 @dataclass(frozen=True)
@@ -42,6 +47,7 @@ class Services:
     workers: Workers
     memory: Memory
     metrics: Metrics
+    tracing: Tracing | None
     encoded: Budget
     pixels: Budget
     tensors: Budget
@@ -49,7 +55,7 @@ class Services:
 
     @classmethod
     def of(cls, settings: GatewaySettings) -> Services:
-        """What a gateway with these settings shares."""
+        """What a gateway with these settings shares. Raises ConfigError where traces need an extra that is missing."""
 
         def budget(unit: str, total: int) -> Budget:
             return Budget(unit, total, settings.budget_wait, settings.max_queue)
@@ -59,9 +65,10 @@ class Services:
             settings=settings,
             fetcher=Fetcher(settings.media),
             isolation=Isolation(settings.media, settings.workers),
-            workers=Workers(settings.workers),
+            workers=Workers(settings.workers, metrics.worker_wait.observe),
             memory=Memory(settings, metrics),
             metrics=metrics,
+            tracing=open_tracing(settings),
             encoded=budget("bytes", settings.max_bytes_in_flight),
             pixels=budget("pixels", settings.max_pixels_in_flight),
             tensors=budget("bytes of tensors", settings.max_tensor_bytes_in_flight),
@@ -72,6 +79,8 @@ class Services:
     async def running(self) -> AsyncIterator[None]:
         """Open what has to be, and close it all in reverse."""
         async with AsyncExitStack() as stack:
+            if self.tracing is not None:
+                stack.push_async_callback(asyncio.to_thread, self.tracing.close)
             stack.callback(self.workers.shutdown)
             await stack.enter_async_context(self.fetcher)
             await stack.enter_async_context(self.isolation)
@@ -104,10 +113,13 @@ class Services:
             return await work(data, decoding)
 
     @contextmanager
-    def holding(self, owner: Owner) -> Iterator[Held]:
+    def holding(self, owner: Owner, phases: Phases) -> Iterator[Held]:
         """What a request holds, given back however it ends."""
-        with self.encoded.share(owner) as encoded, self.tensors.share(owner) as tensors:
-            yield Held(owner, encoded, tensors)
+        with (
+            self.encoded.share(owner, phases.waiting("bytes")) as encoded,
+            self.tensors.share(owner, phases.waiting("tensors")) as tensors,
+        ):
+            yield Held(owner, encoded, tensors, phases)
 
 
 async def together(work: Iterable[Coroutine[Any, Any, _T]]) -> list[_T]:

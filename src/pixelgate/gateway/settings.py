@@ -20,10 +20,13 @@ from pixelgate.prompt.rules import Bos, TypedSpecials
 
 MIB = 1 << 20
 SharedMemory = Literal["auto", "off"]
+LogLevel = Literal["debug", "info", "warning", "error"]
+LogFormat = Literal["text", "json"]
 
 _KEY = re.compile("[!-~]+")
 _HEADER_NAME = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~-]+")
 _HEADER_VALUE = re.compile(r"[\x20-\x7e]*")
+_COLLECTOR = re.compile(r"https?://([\w.-]+|\[[0-9a-fA-F:.]+\])(:\d{1,5})?(/[\w./-]*)?")
 _ADMIN = re.compile(r"(?:(?P<host>[\w.-]+|\[[0-9a-fA-F:.]+\])?:)?(?P<port>\d{1,5})")
 _COUNTS = (
     "max_body_bytes",
@@ -221,11 +224,29 @@ class GatewaySettings:
     shutdown_timeout: float = 25.0
     """Seconds that requests under way may go on after a signal to end."""
 
+    drain_delay: float = 0.0
+    """Seconds after a signal to end for which requests are still taken, while ``/ready`` says to send none."""
+
     engine_wait: float = 60.0
     """Seconds to wait at start-up for the engines to answer."""
 
     shm: SharedMemory = "auto"
     """Whether engines that see the same /dev/shm get large tensors there instead of in messages."""
+
+    log_level: LogLevel = "info"
+    """The least that is logged: "debug", "info", "warning" or "error"."""
+
+    log_format: LogFormat = "text"
+    """Whether a line of the log is "text", or an object of "json"."""
+
+    log_requests: bool = False
+    """Whether every answered request is a line of the log, with its figures; what it said is never logged."""
+
+    trace_endpoint: str = ""
+    """``http://HOST:PORT`` of a collector for OpenTelemetry traces, OTLP over HTTP. Needs the extra ``otel``."""
+
+    trace_sample: float = 1.0
+    """The share of requests that are traced, from 0 to 1. Where its client says whether to, that is done."""
 
     def __post_init__(self) -> None:
         if not self.models:
@@ -239,7 +260,7 @@ class GatewaySettings:
         for name in _SECONDS:
             if not 0 < getattr(self, name) < math.inf:
                 raise _wrong(name, f"must be a number of seconds above 0, not {getattr(self, name)}")
-        for name in ("engine_wait", "budget_wait"):
+        for name in ("engine_wait", "budget_wait", "drain_delay"):
             if not 0 <= getattr(self, name) < math.inf:
                 raise _wrong(name, f"must be a number of seconds, not {getattr(self, name)}")
         if self.special_tokens_in_text not in get_args(TypedSpecials):
@@ -248,8 +269,13 @@ class GatewaySettings:
         for name in _KEPT:
             if getattr(self, name) < 0:
                 raise _wrong(name, f"must not be negative, not {getattr(self, name)}")
-        if self.shm not in get_args(SharedMemory):
-            raise _wrong("shm", f"must be one of {', '.join(get_args(SharedMemory))}, not {self.shm!r}")
+        for name, kind in (("shm", SharedMemory), ("log_level", LogLevel), ("log_format", LogFormat)):
+            if getattr(self, name) not in get_args(kind):
+                raise _wrong(name, f"must be one of {', '.join(get_args(kind))}, not {getattr(self, name)!r}")
+        if self.trace_endpoint and not _COLLECTOR.fullmatch(self.trace_endpoint):
+            raise _wrong("trace_endpoint", f"must look like http://HOST:PORT, not {self.trace_endpoint!r}")
+        if not 0 <= self.trace_sample <= 1:
+            raise _wrong("trace_sample", f"must be between 0 and 1, not {self.trace_sample}")
         for name, other in (("tls_cert", "tls_key"), ("tls_key", "tls_cert")):
             if getattr(self, name) and not getattr(self, other):
                 raise _wrong(name, f"is of no use without {other}")

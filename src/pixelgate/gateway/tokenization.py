@@ -64,12 +64,12 @@ class Tokenize(Endpoint):
         return await self._reply(exchange, request, prompt.token_ids, framed=bool(request.add_special_tokens))
 
     async def _prompt(self, exchange: Exchange, request: TokenizeRequest, prompt: str) -> int:
-        model, _ = self.model(request.model)
+        model, _ = self.model(exchange, request.model)
         ids = await self.services.workers.run(exchange.owner, whole_prompt, model.tokenizer, prompt)
         return await self._reply(exchange, request, ids, framed=request.add_special_tokens is not False)
 
     async def _reply(self, exchange: Exchange, request: TokenizeRequest, ids: Sequence[int], *, framed: bool) -> int:
-        model, facts = self.model(request.model)
+        model, facts = self.model(exchange, request.model)
         before, after = model.tokenizer.framing if framed else ((), ())
         tokens = [*before, *ids, *after]
         texts = None
@@ -88,7 +88,7 @@ class Detokenize(Endpoint):
     def begin(self, exchange: Exchange, body: bytes, held: Held) -> Coroutine[Any, Any, int]:
         """Read the body."""
         request = decoded(_DETOKENIZE, body)
-        model, _ = self.model(request.model)
+        model, _ = self.model(exchange, request.model)
         if len(request.tokens) > MAX_TOKENS:
             raise TooLargeError(f"tokens may hold at most {MAX_TOKENS} ids", param="tokens")
         return self._text(exchange, model.tokenizer, request.tokens)

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import contextvars
+import time
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, TypeVar
 
-from pixelgate.gateway.budget import Budget
+from pixelgate.gateway.budget import Budget, Waited
 from pixelgate.gateway.fairness import Owner
 
 _T = TypeVar("_T")
@@ -16,23 +18,32 @@ _AHEAD = 2  # jobs handed over for each thread, so that none waits for the event
 
 
 class Workers:
-    """``threads`` threads. What waits for one waits in a fair queue: a request is done when its share is done."""
+    """``threads`` threads. What waits for one waits in a fair queue: a request is done when its share is done.
 
-    def __init__(self, threads: int) -> None:
+    ``waited`` is told, on the thread, for how many seconds a job had to wait for it.
+    """
+
+    def __init__(self, threads: int, waited: Waited = lambda seconds: None) -> None:
+        self._waited = waited
         self._pool = ThreadPoolExecutor(threads, thread_name_prefix="pixelgate-worker")
         self._turns = Budget("jobs", _AHEAD * threads)
 
     async def run(self, owner: Owner, work: Callable[..., _T], *arguments: Any) -> _T:
         """The result of ``work`` on a thread. Cancelled before its turn it is not begun."""
+        wanted = time.perf_counter()
         await self._turns.take(1, owner)
         loop = asyncio.get_running_loop()
+
+        def begin() -> _T:
+            self._waited(time.perf_counter() - wanted)
+            return work(*arguments)
 
         def over(_: Future[_T]) -> None:
             with contextlib.suppress(RuntimeError):  # the loop has ended meanwhile
                 loop.call_soon_threadsafe(self._turns.give_back, 1)
 
         try:
-            job = self._pool.submit(work, *arguments)
+            job = self._pool.submit(contextvars.copy_context().run, begin)  # with the request's id, for the log
         except BaseException:
             self._turns.give_back(1)
             raise
