@@ -74,6 +74,17 @@ async def test_who_waits_gets_it_in_the_order_of_asking():
     assert lent.used == 10
 
 
+async def test_who_needs_nothing_waits_for_nobody():
+    lent = budget()
+    await lent.take(10)
+    waiting = asyncio.create_task(lent.take(1))
+    await asyncio.sleep(0)
+    await asyncio.wait_for(lent.take(0), 1)
+    assert not waiting.done()
+    lent.give_back(10)
+    await waiting
+
+
 async def test_the_wait_is_bounded():
     lent = budget(wait=0.05)
     await lent.take(6)

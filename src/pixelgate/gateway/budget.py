@@ -39,8 +39,11 @@ class Budget:
         return Share(self, owner, waited)
 
     async def take(self, amount: int, owner: Owner = NOBODY, waited: Waited = lambda seconds: None) -> None:
-        """Wait for ``amount`` and hold it. Raises BusyError after ``wait`` seconds, or at once if too many wait."""
-        if not self._queue and self.used + amount <= self.total:
+        """Wait for ``amount`` and hold it; nothing is not waited for.
+
+        Raises BusyError after ``wait`` seconds, or at once if too many wait.
+        """
+        if not amount or (not self._queue and self.used + amount <= self.total):
             self.used += amount
             return
         if self.most_waiting is not None and self._queue.is_full_for(owner, self.most_waiting):
