@@ -1,4 +1,4 @@
-"""Clients that hang up: nothing goes on for them, and nothing stays behind."""
+"""Clients that hang up, in every phase of a request (D65): nothing goes on for them, and nothing stays behind."""
 
 from __future__ import annotations
 

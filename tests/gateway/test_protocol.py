@@ -259,6 +259,7 @@ async def test_a_body_that_comes_whole_after_the_answer_keeps_the_connection(str
 @pytest.mark.parametrize("chunked", [False, True])
 @pytest.mark.parametrize("size", [99_999, 100_000, 100_001, 2_000_000])
 async def test_bodies_around_the_limit(strict, size, chunked):
+    """D62."""
     sent = chat(max_tokens=1)
     sent += b" " * (size - len(sent))
 

@@ -19,9 +19,10 @@ from running import PATH, error_of, gateway, image, picture, strict_engine, unti
 from test_serve import process
 
 from pixelgate.engines import vllm_grpc
-from pixelgate.gateway import chat
+from pixelgate.gateway import chat, pictures, services
 from pixelgate.gateway.settings import GatewaySettings
 from pixelgate.media.policy import MediaPolicy
+from pixelgate.processor import Processor
 
 
 def bilevel(side, seed=0):
@@ -36,21 +37,25 @@ def bilevel(side, seed=0):
 async def test_many_large_pictures_are_decoded_a_few_at_a_time(monkeypatch):
     """D29: each is legal, and 16 of them are not in memory at once; who sends none does not wait."""
     side, most = 400, 400_000
-    pixels, peak, go = 0, 0, asyncio.Event()
-    tensor = chat.tensor
+    lock, go = threading.Lock(), threading.Event()
+    pixels = peak = 0
+    execute = pictures.execute
 
-    async def counted(request, services, item):
+    def counted(plan, *arguments, **options):
         nonlocal pixels, peak
-        pixels += item.plan.height * item.plan.width
-        peak = max(peak, pixels)
-        await go.wait()
+        with lock:
+            pixels += plan.height * plan.width
+            peak = max(peak, pixels)
+        assert go.wait(30)
         try:
-            return await tensor(request, services, item)
+            return execute(plan, *arguments, **options)
         finally:
-            pixels -= item.plan.height * item.plan.width
+            with lock:
+                pixels -= plan.height * plan.width
 
-    monkeypatch.setattr(chat, "tensor", counted)
-    async with strict_engine() as engine, gateway(engine.url, max_pixels_in_flight=most, budget_wait=30.0) as running:
+    monkeypatch.setattr(pictures, "execute", counted)
+    limits = {"max_pixels_in_flight": most, "budget_wait": 30.0, "workers": 8}
+    async with strict_engine() as engine, gateway(engine.url, **limits) as running:
         large = [asyncio.create_task(running.ask([image(bilevel(side, seed))], max_tokens=1)) for seed in range(16)]
         await until(lambda: pixels == 2 * side * side)
         assert {(await running.ask(max_tokens=1)).status_code for _ in range(5)} == {200}
@@ -76,8 +81,8 @@ async def test_nobody_keeps_the_event_loop(monkeypatch):
 
         monkeypatch.setattr(module, name, instead)
 
-    heavy = [(chat, "execute"), (chat, "render"), (chat.source, "payload"), (vllm_grpc, "encode")]
-    for module, name in [*heavy, (chat.Processor, "rgb"), (chat.Processor, "header")]:
+    heavy = [(pictures, "execute"), (chat, "render"), (services.source, "payload"), (vllm_grpc, "encode")]
+    for module, name in [*heavy, (Processor, "rgb"), (Processor, "header")]:
         noted(module, name)
     noise = [image(picture(768, 1085, seed, "JPEG")) for seed in range(4)]
     async with strict_engine() as engine, gateway(engine.url) as running:
@@ -175,7 +180,8 @@ async def test_memory_does_not_grow_with_every_picture():
         for start in numbers[::8]:
             await asyncio.gather(*(ask(client, start + n) for n in range(8)))
 
-    async with strict_engine() as engine, serving(engine.url) as (pid, client):
+    small = {f"PIXELGATE_SERVE_{name}_BYTES": "1000000" for name in ("TENSOR_CACHE", "HEADER_CACHE", "BUFFER")}
+    async with strict_engine() as engine, serving(engine.url, **small) as (pid, client):
         await run(client, range(160))
         before = resident(pid)
         await run(client, range(160, 480))
