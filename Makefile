@@ -9,8 +9,9 @@ SOURCES := pyproject.toml setup.py $(wildcard src/pixelgate/pixels/native/*)
 SANITIZERS = $(shell $(or $(CXX),g++) -print-file-name=libasan.so) $(shell $(or $(CXX),g++) -print-file-name=libstdc++.so)
 FUZZ_SECONDS ?= 30
 FUZZ_FILES ?= 2000
+SOAK_MINUTES ?= 30
 
-.PHONY: demo test lint fuzz sanitize bench ci-full goldens clean
+.PHONY: demo test lint fuzz sanitize bench bench-gateway soak ci-full goldens clean
 
 demo: $(VENV)/runtime.stamp
 	$(BIN)/pixelgate demo
@@ -41,12 +42,21 @@ sanitize: $(VENV)/dev.stamp
 bench: $(VENV)/peer.stamp
 	$(VENV)/peer/bin/python benchmarks/preprocess.py
 
+# The gateway against smg, in an environment of its own: 150 MB, and libturbojpeg0 must be on the system.
+bench-gateway: $(VENV)/dev.stamp $(VENV)/smg.stamp
+	$(BIN)/python benchmarks/gateway_load.py --smg $(VENV)/smg
+
+# The gateway under mixed load, with engines that die and clients that leave.
+soak: $(VENV)/dev.stamp
+	$(BIN)/python benchmarks/soak.py --minutes $(SOAK_MINUTES)
+
 # What takes too long for every change: installs transformers in an environment of its own, makes the goldens again and
 # compares, asks tiny models through it and through us, and runs the benchmarks against it.
 ci-full: lint test $(VENV)/peer.stamp
 	$(MAKE) sanitize FUZZ_SECONDS=300
 	$(MAKE) fuzz FUZZ_FILES=10000
 	$(BIN)/python benchmarks/slow_hosts.py
+	$(MAKE) soak SOAK_MINUTES=2
 	$(VENV)/peer/bin/python tests/goldens/make.py --out build/goldens
 	$(BIN)/python tests/goldens/compare.py build/goldens tests/goldens/data
 	$(VENV)/peer/bin/python tests/goldens/make_prompts.py build/prompts.json
@@ -58,6 +68,11 @@ ci-full: lint test $(VENV)/peer.stamp
 		$(VENV)/peer/bin/pixelgate parity tests/goldens/checkpoints/$$family src/pixelgate/demo/receipt.jpg \
 			--backend $$backend || exit 1; done; done
 	$(VENV)/peer/bin/python benchmarks/preprocess.py
+
+$(VENV)/smg.stamp: benchmarks/requirements-smg.txt
+	$(PYTHON) -m venv $(VENV)/smg
+	$(VENV)/smg/bin/python -m pip install --quiet --requirement benchmarks/requirements-smg.txt
+	touch $@
 
 goldens: $(VENV)/peer.stamp
 	$(VENV)/peer/bin/python tests/goldens/make.py
