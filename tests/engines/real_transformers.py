@@ -32,9 +32,11 @@ from tokenizers_of import CHECKPOINTS, EOS, SPECIALS, complete, tokenizer
 
 from pixelgate.engines.engine import Delta, EngineRequest
 from pixelgate.gateway import wire
-from pixelgate.gateway.chat import Chat, Services, prepare
+from pixelgate.gateway.chat import Chat, prepare
+from pixelgate.gateway.fairness import Owner
 from pixelgate.gateway.metrics import Phases
 from pixelgate.gateway.served import ServedModel, open_model
+from pixelgate.gateway.services import Services
 from pixelgate.gateway.settings import GatewaySettings, ModelSettings
 
 QUESTION = "What is in the picture?"
@@ -123,9 +125,9 @@ class Gateway:
         self.model, self.services = model, services
 
     async def request(self, body: bytes) -> EngineRequest:
-        with self.services.encoded.share() as share:
+        with self.services.holding(Owner("real")) as held:
             model, phases = self.model, Phases(self.services.metrics)
-            chat = Chat("real", wire.parse_chat(body), model, model.facts, phases, model.processor, share, "real")
+            chat = Chat("real", wire.parse_chat(body), model, model.facts, phases, model.processor, held)
             return await prepare(chat, self.services)
 
     async def answer(self, request: EngineRequest, most: int = 1 << 30) -> list[Delta]:
