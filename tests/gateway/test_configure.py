@@ -258,7 +258,7 @@ def test_the_document_has_every_setting_with_its_default():
     assert sorted(told) == sorted(known)
     for name, cell, words in rows:
         assert documented(cell, known[name]) == known[name].default, name
-        # of the text in the source everything, and perhaps where there is more
+        # the text in the source, and perhaps where there is more: scripts/tell_settings.py writes it
         assert re.sub(r" \(\[[^]]+\]\([^)]+\)\)$", "", words) == known[name].explanation.replace("``", "`"), name
     for setting in ALL:
         if setting.flag not in (f"--{setting.name.replace('_', '-')}", f"--media-{setting.name.replace('_', '-')}"):
