@@ -142,7 +142,7 @@ class Gateway:
 
 @asynccontextmanager
 async def gateway(checkpoint: Path, options: str = "") -> Any:
-    model = ModelSettings(str(checkpoint), (f"local:transformers{options}",), "m", bos="transformers")
+    model = ModelSettings(str(checkpoint), (f"local:transformers{options}",), "m")
     settings = GatewaySettings(models=(model,))
     served, services = open_model(model, settings), Services.of(settings)
     try:

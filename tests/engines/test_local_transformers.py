@@ -345,5 +345,10 @@ async def test_an_answer_without_an_end_is_an_error(installed, monkeypatch):
         await answer(new_engine(), asking())
 
 
-def test_it_is_an_engine_like_any_other(installed):
+def test_it_is_an_engine_whose_prompts_begin_as_transformers(installed):
     assert isinstance(new_engine(), TransformersEngine)
+    assert [connect.begins_as_transformers(url) for url in (URL, f"{URL}?device=cpu", "local:reader")] == [
+        True,
+        True,
+        False,
+    ]

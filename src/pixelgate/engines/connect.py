@@ -90,6 +90,8 @@ def begins_as_transformers(entry: str) -> bool:
 
     Those of a file are taken for engines that do not. Raises ConfigError.
     """
+    if entry.partition("?")[0] == local_transformers.URL:
+        return True
     return not entry.startswith(FILE) and _scheme(entry.removeprefix(DNS)) in _SGLANG
 
 
