@@ -165,7 +165,10 @@ async def test_an_engine_without_a_name(monkeypatch):
 @pytest.mark.parametrize(
     ("url", "message"),
     [
-        ("local:reader", "local:reader has no files of its own, as vllm+grpc:// engines have: give CHECKPOINT"),
+        (
+            "local:reader",
+            "local:reader has no files of its own, as vllm+grpc:// and sglang+grpc:// engines have: give CHECKPOINT",
+        ),
         ("http://x", "'http://x' is not an engine address"),
         ("vllm+grpc://x", "'vllm+grpc://x' is not an engine address"),
     ],

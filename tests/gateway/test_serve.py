@@ -22,7 +22,9 @@ import hub_mirror
 from pixelgate.demo import CHECKPOINT
 from pixelgate.errors import ConfigError
 from pixelgate.gateway import serve
+from pixelgate.gateway.passthrough import PassThrough
 from pixelgate.gateway.settings import GatewaySettings, ModelSettings
+from pixelgate.testing.sglang_server import SglangServer
 
 
 @asynccontextmanager
@@ -103,6 +105,35 @@ async def test_a_port_that_is_taken():
     assert port == 0
     assert "address already in use" in "".join(log)
     assert log[-1] == "pixelgate: the gateway did not start; the log above says why\n"
+
+
+@pytest.mark.parametrize("kind", ["sglang+http", "sglang+grpc"])
+async def test_an_engine_that_does_not_fit_ends_the_start_with_one_line(kind):
+    async with (
+        SglangServer(model_type="llava") as server,
+        process(server.url.replace("sglang+http", kind)) as (running, _, log),
+    ):
+        assert await running.wait() == 1
+    assert log[-1].startswith("pixelgate: ")
+    assert ("serve model_type 'llava'" if kind == "sglang+http" else "M-RoPE") in log[-1]
+    assert "Unclosed" not in "".join(log)
+
+
+def test_a_start_that_fails_gives_all_connections_back(monkeypatch):
+    closed = []
+
+    class Fleet:
+        async def connect(self):
+            raise ConfigError("no")
+
+        async def close(self):
+            closed.append(self)
+
+    model = PassThrough("m", Fleet(), None, {}, False)
+    monkeypatch.setattr(serve, "_open_models", lambda settings: [model])
+    with pytest.raises(ConfigError, match="no"):
+        serve._run(GatewaySettings(models=(ModelSettings("", ("sglang+http://127.0.0.1:1",), "m"),)))
+    assert closed == [model.fleet]
 
 
 async def test_an_admin_port_that_is_taken():
