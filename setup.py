@@ -18,7 +18,7 @@ NATIVE = Path("src/pixelgate/pixels/native")
 # -ffp-contract=off: a fused multiply-add would change the last bit of the normalisation.
 FLAGS = shlex.split("-std=c++17 -O3 -fPIC -fvisibility=hidden -ffp-contract=off -Wall -Wextra")
 X86_FLAGS = {
-    "level_avx2.cpp": ["-mavx2"],
+    "level_avx2.cpp": ["-mavx2", "-mfma"],
     # GCC 12 takes its own intrinsics for reads of uninitialised variables
     "level_avx512.cpp": shlex.split(
         "-mavx512f -mavx512bw -mavx512vl -mavx512dq -mavx512vnni -mavx512vbmi"

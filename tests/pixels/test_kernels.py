@@ -8,7 +8,7 @@ import pytest
 
 from pixelgate.errors import ConfigError, KernelError
 from pixelgate.pixels import binding, kernels
-from pixelgate.pixels.affine import Affine
+from pixelgate.pixels.affine import NUMPY_DTYPES, Affine, Arithmetic
 from pixelgate.pixels.kernels import Window
 from pixelgate.pixels.resample import Resample, make_axis
 
@@ -107,6 +107,57 @@ def test_nothing_is_written_around_the_output():
         assert (memory[:32] == 7).all()
         assert (memory[-32:] == 7).all()
         assert (memory[32:-32] == -1).all()
+
+
+@pytest.mark.parametrize("level", binding.available_levels())
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_the_table_decides_where_arithmetic_gives_something_else(level, dtype):
+    picture = np.arange(56 * 84 * 3, dtype=np.uint8).reshape(56, 84, 3)
+    wrong = Arithmetic(1.0, (0.0, 0.0, 0.0), (1.0, 1.0, 1.0))
+    table = AFFINE.table_as(dtype)
+    expected = np.stack([table[c][picture[:, :, c]] for c in range(3)])
+    tile = np.empty((1, 3, 56, 84), NUMPY_DTYPES[dtype])
+    kernels.tiles(picture, (56, 84), Resample(), tile, table=table, arithmetic=wrong, level=level)
+    assert tile.tobytes() == expected.tobytes()
+    out = np.empty((4 * 6, 3 * 14 * 14), NUMPY_DTYPES[dtype])
+    kernels.patches(
+        picture,
+        (56, 84),
+        Resample(),
+        out,
+        patch=14,
+        merge=1,
+        temporal=1,
+        table=table,
+        arithmetic=wrong,
+        level=level,
+    )
+    assert out.tobytes() == expected.reshape(3, 4, 14, 6, 14).transpose(1, 3, 0, 2, 4).tobytes()
+
+
+@pytest.mark.parametrize("level", binding.available_levels())
+@pytest.mark.parametrize(("patch", "merge", "temporal"), [(8, 3, 2), (13, 1, 3), (14, 2, 2), (16, 2, 1), (16, 5, 2)])
+@pytest.mark.parametrize("offset", [0, 4, 60])
+def test_large_outputs_may_begin_anywhere(level, patch, merge, temporal, offset):
+    rows, columns = 6 * merge, -(-1800 // patch // merge) * merge
+    while rows * columns * patch * patch * 12 * temporal < 8 << 20:  # from there on stores bypass the cache
+        rows += merge
+    height, width = rows * patch, columns * patch
+    picture = np.random.default_rng(patch).integers(0, 256, (height - 5, width + 7, 3), np.uint8)
+    shape = (rows * columns, 3 * temporal * patch * patch)
+    memory = np.full(rows * columns * shape[1] * 4 + 192, 77, np.uint8)
+    begin = 64 + -memory.ctypes.data % 64 + offset
+    out = memory[begin : begin + rows * columns * shape[1] * 4].view(np.float32).reshape(shape)
+    affine = Affine("torchvision", (0.48, 0.46, 0.41), (0.27, 0.26, 0.28))
+    options = {"table": affine.table_as("float32"), "arithmetic": affine.arithmetic, "level": level}
+    kernels.patches(picture, (height, width), Resample(), out, patch=patch, merge=merge, temporal=temporal, **options)
+    resized = kernels.resize(picture, (height, width), Resample(), level="portable")
+    planes = np.stack([affine.table[c][resized[:, :, c]] for c in range(3)])
+    grid = planes.reshape(3, rows // merge, merge, patch, columns // merge, merge, patch).transpose(1, 4, 2, 5, 0, 3, 6)
+    expected = np.repeat(grid.reshape(rows * columns, 3, 1, patch, patch), temporal, axis=2)
+    assert np.array_equal(out.reshape(expected.shape), expected)
+    assert (memory[:begin] == 77).all()
+    assert (memory[begin + out.nbytes :] == 77).all()
 
 
 def test_levels_can_be_forced_and_unknown_ones_are_refused():

@@ -16,7 +16,7 @@ const Level *level_named(int level) {
     if (level == 2 && __builtin_cpu_supports("avx512vbmi") && __builtin_cpu_supports("avx512vnni") &&
         __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq"))
         return &avx512_level;
-    if (level == 1 && __builtin_cpu_supports("avx2")) return &avx2_level;
+    if (level == 1 && __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma")) return &avx2_level;
 #endif
     return level == 0 ? &portable_level : nullptr;
 }

@@ -14,43 +14,56 @@ constexpr size_t STREAM_FROM = 8 << 20;  // output bytes from which stores that 
 constexpr int BATCH = 4;                 // source rows resampled at a time
 constexpr int SPARE_TAPS = 3;            // pointers that a level may follow beyond the last tap
 constexpr int BLOCK = 8;                 // finished rows at a time, where the layout does not say
+constexpr int CHUNK = 4;                 // patches at a time: streamed stores drain while the next are resampled
 
 size_t pitch_of(size_t bytes) { return (bytes + SLACK + 63) / 64 * 64; }
 
-// Produces rows of the resized picture, top to bottom.
+// Produces rows of the resized picture, top to bottom, a block at a time.
 class Resampler {
   public:
     Resampler(const Job &job, const Level &level, int block) : job_(job), level_(level), rows_(block) {
         if (!job.rows) return;
-        taps_.resize(job.rows->axis.taps + SPARE_TAPS);
-        if (vertical_only()) return;
+        tap_pitch_ = job.rows->axis.taps + SPARE_TAPS;
+        taps_.resize(tap_pitch_ * block);
         if (vertical_first()) {
+            if (vertical_only()) return;
             pitch_ = pitch_of(size_t(job.width_in) * job.channels);
             memory_ = allocate(pitch_ * block);
+            for (int i = 0; i < block; i++) between_.push_back(memory_.get() + i * pitch_);
         } else {
-            while (ring_ < job.rows->axis.taps + BATCH) ring_ *= 2;
+            while (ring_ < source_rows_of(block) + BATCH) ring_ *= 2;
             pitch_ = pitch_of(size_t(job.width) * 3);
             memory_ = allocate(pitch_ * ring_);
         }
     }
 
-    // Rows first .. first + count - 1, RGB, into `targets`. Called with rising `first`, at most `block` at a time.
-    void fill(int first, int count, uint8_t *const *targets) {
+    // Begins rows first .. first + count - 1, RGB, in `targets`: all that cannot be done column by column. Called with
+    // rising multiples of `block` and at most `block` rows.
+    void begin(int first, int count, uint8_t *const *targets) {
         if (!job_.rows) {
             for (int i = 0; i < count; i++) rows_[i] = source(first + i);
             horizontal(rows_.data(), targets, count);
         } else if (vertical_only()) {
-            for (int i = 0; i < count; i++) vertical_from_source(first + i, targets[i]);
+            collect(first, count, targets, [this](int row) { return source(row); });
         } else if (vertical_first()) {
-            for (int i = 0; i < count; i++) {
-                uint8_t *row = memory_.get() + i * pitch_;
-                vertical_from_source(first + i, row);
-                rows_[i] = row;
-            }
+            collect(first, count, between_.data(), [this](int row) { return source(row); });
+            level_.vertical(*job_.rows, block_, 0, size_t(job_.width_in) * job_.channels);
+            for (int i = 0; i < count; i++) rows_[i] = between_[i];
             horizontal(rows_.data(), targets, count);
         } else {
-            for (int i = 0; i < count; i++) vertical_from_ring(first + i, targets[i]);
+            fill_ring(first, first + count - 1);
+            collect(first, count, targets, [this](int row) { return ring_row(row); });
         }
+    }
+
+    // Finishes bytes `begin` to `end` of these rows.
+    void finish(size_t begin, size_t end) {
+        if (job_.rows && (vertical_only() || !vertical_first())) level_.vertical(*job_.rows, block_, begin, end);
+    }
+
+    void fill(int first, int count, uint8_t *const *targets) {
+        begin(first, count, targets);
+        finish(0, size_t(job_.width) * 3);
     }
 
   private:
@@ -58,6 +71,17 @@ class Resampler {
     bool vertical_first() const { return job_.vertical_first || !job_.columns; }
     const uint8_t *source(int y) const { return job_.pixels + y * job_.row_stride; }
     uint8_t *ring_row(int y) const { return memory_.get() + size_t(y & (ring_ - 1)) * pitch_; }
+
+    // How many source rows a block needs at once.
+    int source_rows_of(int block) const {
+        const Axis &axis = job_.rows->axis;
+        int most = 0;
+        for (int y = 0; y < axis.size_out; y += block) {
+            const int last = std::min(y + block, axis.size_out) - 1;
+            most = std::max(most, axis.start[last] + axis.count[last] - axis.start[y]);
+        }
+        return most;
+    }
 
     void horizontal(const uint8_t *const *rows, uint8_t *const *targets, int count) const {
         if (job_.columns) return level_.horizontal(*job_.columns, rows, targets, count);
@@ -71,23 +95,22 @@ class Resampler {
         }
     }
 
+    // Sets block_ to rows whose taps are found by `row_at`.
     template <class RowAt>
-    void vertical(int y, uint8_t *target, size_t bytes, RowAt row_at) {
+    void collect(int first, int count, uint8_t *const *targets, RowAt row_at) {
         const Axis &axis = job_.rows->axis;
-        const int start = axis.start[y], count = axis.count[y];
-        for (int k = 0; k < count; k++) taps_[k] = row_at(start + k);
-        for (int k = count; k < count + SPARE_TAPS; k++) taps_[k] = taps_[count - 1];
-        level_.vertical(*job_.rows, y, taps_.data(), target, bytes);
+        for (int i = 0; i < count; i++) {
+            const uint8_t **taps = taps_.data() + i * tap_pitch_;
+            const int start = axis.start[first + i], used = axis.count[first + i];
+            for (int k = 0; k < used + SPARE_TAPS; k++) taps[k] = row_at(start + std::min(k, used - 1));
+        }
+        block_ = {first, count, taps_.data(), tap_pitch_, targets};
     }
 
-    void vertical_from_source(int y, uint8_t *target) {
-        vertical(y, target, size_t(job_.width_in) * job_.channels, [this](int row) { return source(row); });
-    }
-
-    void vertical_from_ring(int y, uint8_t *target) {
+    void fill_ring(int first, int last) {
         const Axis &axis = job_.rows->axis;
-        const int needed = axis.start[y] + axis.count[y];
-        filled_ = std::max(filled_, axis.start[y]);
+        const int needed = axis.start[last] + axis.count[last];
+        filled_ = std::max(filled_, axis.start[first]);
         while (filled_ < needed) {
             const uint8_t *rows[BATCH];
             uint8_t *targets[BATCH];
@@ -99,14 +122,15 @@ class Resampler {
             level_.horizontal(*job_.columns, rows, targets, count);
             filled_ += count;
         }
-        vertical(y, target, size_t(job_.width) * 3, [this](int row) { return ring_row(row); });
     }
 
     const Job &job_;
     const Level &level_;
     std::vector<const uint8_t *> taps_, rows_;
+    std::vector<uint8_t *> between_;
     Memory memory_;  // a ring of horizontally resized rows, or a block of vertically resized ones
-    size_t pitch_ = 0;
+    RowBlock block_{};
+    size_t pitch_ = 0, tap_pitch_ = 0;
     int ring_ = 1;
     int filled_ = 0;
 };
@@ -136,37 +160,65 @@ class Strip {
     const Memory memory_;
 };
 
-Memory split_table(const Job &job, const Level &level) {
-    Memory table = allocate(bytes_of(job.element) * 256 * 3);
-    if (level.split_table) level.split_table(job, table.get());
-    return table;
+Memory room_for_table(const Job &job) { return allocate(bytes_of(job.element) * 256 * 3); }
+
+Divisor divisor_of(float value) {
+    const float high = 1.0f / value;
+    const double rest = 1.0 - double(high) * double(value);  // exact
+    return {high, float(rest / double(value))};
 }
 
-Store store_of(const Job &job, const Memory &table) {
+Normalisation normalisation_of(const Job &job) {
+    Normalisation n{};
+    n.divides_first = job.divisor != 1.0f;
+    n.divisor = divisor_of(job.divisor);
+    for (int c = 0; c < 3; c++) {
+        n.subtract[c] = job.subtract[c];
+        n.divide[c] = divisor_of(job.divide[c]);
+    }
+    return n;
+}
+
+Store store_of(const Job &job, const Level &level, const Memory &table) {
     Store store{};
     store.job = &job;
     store.element_bytes = bytes_of(job.element);
     store.split_table = table.get();
+    if (job.has_arithmetic) store.normalisation = normalisation_of(job);
+    if (level.prepare) level.prepare(store);
     return store;
 }
 
 void run_patches(const Job &job, const Level &level) {
     Resampler resampler(job, level, job.patch);
-    const Memory table = split_table(job, level);
-    Store store = store_of(job, table);
+    const Memory table = room_for_table(job);
+    Store store = store_of(job, level, table);
     store.grid_width = job.width / job.patch;
     store.plane_bytes = store.element_bytes * job.patch * job.patch;
     store.patch_bytes = store.plane_bytes * 3 * job.temporal;
-    store.stage_pitch = (store.plane_bytes + 63) / 64 * 64 + 64;
+    store.stage_pitch = (store.plane_bytes + 63) / 64 * 64 + STAGE_GAP;
     const int grid_height = job.height / job.patch;
     store.stream = store.patch_bytes * store.grid_width * grid_height >= STREAM_FROM;
-    const Memory stage = allocate(store.stage_pitch * 3 * job.merge + 64);
-    std::memset(stage.get(), 0, store.stage_pitch * 3 * job.merge + 64);  // the gaps are read, though never used
-    store.stage = stage.get();
-    Strip strip(job.patch, size_t(job.width) * 3);
+    const size_t stage_bytes = store.stage_pitch * 3 * STAGES + STAGE_GAP;
+    const Memory stage = allocate(stage_bytes);
+    std::memset(stage.get(), 0, stage_bytes);  // the gaps are read, though never used
+    store.stage = stage.get() + STAGE_GAP;
+    const size_t row_bytes = size_t(job.width) * 3;
+    const int chunk = store.stream ? (CHUNK + job.merge - 1) / job.merge * job.merge : store.grid_width;
+    Strip strip(job.patch, row_bytes);
     for (int y = 0; y < grid_height; y++) {
-        resampler.fill(y * job.patch, job.patch, strip.targets.data());
-        level.patches(store, y, strip.targets[0], strip.pitch);
+        resampler.begin(y * job.patch, job.patch, strip.targets.data());
+        size_t finished = 0;
+        const auto finish = [&](int x) {  // the columns of a chunk that ends before patch x, in whole lines
+            const size_t needed = std::min((size_t(x) * job.patch * 3 + 63) / 64 * 64, row_bytes);
+            resampler.finish(finished, needed);
+            finished = needed;
+        };
+        finish(chunk);
+        for (int x = 0; x < store.grid_width; x += chunk) {
+            finish(x + 2 * chunk);  // a chunk ahead: it can then be loaded without waiting for the stores
+            level.patches(store, {y, x, std::min(x + chunk, store.grid_width)}, strip.targets[0], strip.pitch);
+        }
     }
     // once, at the end: streamed stores drain while the next rows are resampled
     if (store.stream && level.finish_streaming) level.finish_streaming();
@@ -191,8 +243,8 @@ void run_tiles(const Job &job, const Level &level) {
     Strip strip(BLOCK + 1, size_t(job.canvas_width) * 3);
     for (uint8_t *row : strip.targets)
         for (int x = 0; x < job.canvas_width; x++) std::memcpy(row + x * 3, job.fill, 3);
-    const Memory table = split_table(job, level);
-    const Store store = store_of(job, table);
+    const Memory table = room_for_table(job);
+    const Store store = store_of(job, level, table);
     const uint8_t *const empty = strip.targets[BLOCK];
     uint8_t *targets[BLOCK];
     for (int i = 0; i < BLOCK; i++) targets[i] = strip.targets[i] + size_t(job.left) * 3;

@@ -26,7 +26,8 @@ struct Weights {
     int32_t pairs;
     int32_t safe;  // horizontal: outputs before this one read whole 16-byte blocks inside the row and may write 4 bytes
 
-    // Four taps per multiply-add (8 bit x 8 bit): weight = sum over d of digit[d] * 256^d, balanced.
+    // Four taps per multiply-add (8 bit x 8 bit): weight = sum over d of digit[d] * 256^d, balanced. Vertical axes have
+    // this form where they are not narrow.
     int32_t digits;
     const int32_t *groups;     // vertical: first group of row i; one more entry at the end
     const int32_t *quads;      // vertical: per group and digit, the digits of four taps
@@ -62,36 +63,67 @@ struct Job {
     float divisor, subtract[3], divide[3];  // (x / divisor - subtract) / divide gives the table bit for bit
 };
 
+// A division by d as x * high + x * low, where high + low is 1 / d to 48 bits and only the end is rounded: this is the
+// quotient, correctly rounded, unless it lies extremely close to the middle between two floats.
+struct Divisor {
+    float high, low;
+};
+
+// The job's arithmetic without divisions. Levels compare all that it gives with the table before they rely on it.
+struct Normalisation {
+    bool divides_first;
+    Divisor divisor, divide[3];
+    float subtract[3];
+};
+
 // Finished rows on their way into the output.
 struct Store {
     const Job *job;
     size_t element_bytes;
-    const uint8_t *split_table;  // the table in the level's own form, 64-byte aligned
+    uint8_t *split_table;  // the table in the level's own form, 64-byte aligned
+
+    Normalisation normalisation;
+    bool computes;  // the level's arithmetic gives the table bit for bit
 
     // PATCHES
     int32_t grid_width;
-    size_t patch_bytes;
-    uint8_t *stage;  // `merge` x 3 planes of patches, `stage_pitch` bytes apart, made in cache and then written as lines
-    size_t plane_bytes, stage_pitch;
+    size_t plane_bytes, patch_bytes;  // of a channel, of all channels and their temporal copies
+    uint8_t *stage;  // STAGES patches of 3 planes, `stage_pitch` bytes apart: made here, written as lines
+    size_t stage_pitch;
     bool stream;
+};
+
+// A block of output rows on its way through the vertical pass.
+struct RowBlock {
+    int first, count;            // rows of the axis
+    const uint8_t *const *taps;  // each row's tap rows, three valid spare entries behind them, `pitch` entries a row
+    size_t pitch;
+    uint8_t *const *targets;
+};
+
+// Part of a row of patches.
+struct Run {
+    int y, begin, end;  // grid coordinates; whole groups of `merge` patches
 };
 
 struct Level {
     // Resample `count` rows: source rows of `channels` bytes per pixel to rows of RGB.
     void (*horizontal)(const Weights &, const uint8_t *const *rows, uint8_t *const *targets, int count);
-    // Output row y from its tap rows; the pointer list has three valid spare entries at its end.
-    void (*vertical)(const Weights &, int y, const uint8_t *const *taps, uint8_t *target, size_t bytes);
-    // Grid row `grid_y` from a strip of RGB rows that may be read SLACK bytes past each row's end.
-    void (*patches)(const Store &, int grid_y, const uint8_t *strip, size_t pitch);
+    // Bytes `begin` to `end` of a block's rows; bytes before `begin` may be computed again.
+    void (*vertical)(const Weights &, const RowBlock &, size_t begin, size_t end);
+    // Patches from a strip of RGB rows that may be read SLACK bytes past each row's end.
+    void (*patches)(const Store &, const Run &, const uint8_t *strip, size_t pitch);
     // A run of RGB pixels, readable SLACK bytes past its end, to one run of elements per channel.
     void (*planes)(const Store &, const uint8_t *pixels, int count, uint8_t *const *targets);
-    // Brings the table into the level's own form, as many bytes; null where there is none.
-    void (*split_table)(const Job &, uint8_t *target);
+    // Fills split_table, which has as many bytes as the table, and `computes`; null where a level uses neither.
+    void (*prepare)(Store &);
     // Orders streamed stores before what the caller does next; null where a level does not stream.
     void (*finish_streaming)();
 };
 
 constexpr size_t SLACK = 192;
+constexpr int STAGES = 3;
+constexpr size_t STAGE_GAP = 128;  // between planes of the stage, and before the first
 
 extern const Level portable_level;
 #if defined(__x86_64__)

@@ -168,14 +168,14 @@ void horizontal(const Weights &columns, const uint8_t *const *rows, uint8_t *con
 }
 
 template <bool NARROW>
-void vertical_row(const Weights &rows, int y, const uint8_t *const *taps, uint8_t *target, size_t bytes) {
+void vertical_row(const Weights &rows, int y, const uint8_t *const *taps, uint8_t *target, size_t begin, size_t end) {
     const Axis &axis = rows.axis;
     const int32_t *weights = rows.paired + size_t(y) * rows.pairs * 2;
     const int pairs = (axis.count[y] + 1) / 2;
     const Sums half = splat(1 << (axis.precision - 1)), zero = splat(0);
-    for (size_t begin = 0; begin < bytes; begin += 16) {
+    for (; begin < end; begin += 16) {
         // the last block overlaps its neighbour, so nothing outside the row is touched
-        const size_t x = begin + 16 <= bytes ? begin : bytes - 16;
+        const size_t x = begin + 16 <= end ? begin : end - 16;
         Sums low[4] = {half, half, half, half}, high[4] = {zero, zero, zero, zero};
         for (int p = 0; p < pairs; p++) {
             add16(low, taps[p * 2] + x, taps[p * 2 + 1] + x, weights[p * 2]);
@@ -187,16 +187,20 @@ void vertical_row(const Weights &rows, int y, const uint8_t *const *taps, uint8_
     }
 }
 
-void vertical(const Weights &rows, int y, const uint8_t *const *taps, uint8_t *target, size_t bytes) {
-    if (bytes >= 16)
-        return rows.narrow ? vertical_row<true>(rows, y, taps, target, bytes)
-                           : vertical_row<false>(rows, y, taps, target, bytes);
+// For rows of less than a vector.
+void vertical_bytes(const Weights &rows, int y, const uint8_t *const *taps, uint8_t *target, size_t begin, size_t end) {
     const Axis &axis = rows.axis;
-    for (size_t x = 0; x < bytes; x++) {
+    for (size_t x = begin; x < end; x++) {
         int32_t sum = 1 << (axis.precision - 1);
         for (int k = 0; k < axis.count[y]; k++) sum += axis.weights[size_t(y) * axis.taps + k] * taps[k][x];
         target[x] = clip(sum >> axis.precision);
     }
+}
+
+void vertical(const Weights &rows, const RowBlock &block, size_t begin, size_t end) {
+    const auto run = end < 16 ? vertical_bytes : rows.narrow ? vertical_row<true> : vertical_row<false>;
+    for (int i = 0; i < block.count; i++)
+        run(rows, block.first + i, block.taps + i * block.pitch, block.targets[i], begin, end);
 }
 
 template <class Value>
@@ -205,12 +209,12 @@ void look_up(const Value *table, const uint8_t *pixels, int count, Value *target
 }
 
 template <class Value>
-void patch_row(const Store &store, int grid_y, const uint8_t *strip, size_t pitch) {
+void patch_row(const Store &store, const Run &run, const uint8_t *strip, size_t pitch) {
     const Job &job = *store.job;
     const int patch = job.patch;
     const size_t plane = size_t(patch) * patch;
-    for (int grid_x = 0; grid_x < store.grid_width; grid_x++) {
-        Value *target = reinterpret_cast<Value *>(patch_address(store, grid_y, grid_x));
+    for (int grid_x = run.begin; grid_x < run.end; grid_x++) {
+        Value *target = reinterpret_cast<Value *>(patch_address(store, run.y, grid_x));
         for (int c = 0; c < 3; c++, target += job.temporal * plane) {
             const Value *table = static_cast<const Value *>(job.table) + c * 256;
             const uint8_t *pixels = strip + size_t(grid_x) * patch * 3 + c;
@@ -220,11 +224,11 @@ void patch_row(const Store &store, int grid_y, const uint8_t *strip, size_t pitc
     }
 }
 
-void patches(const Store &store, int grid_y, const uint8_t *strip, size_t pitch) {
+void patches(const Store &store, const Run &run, const uint8_t *strip, size_t pitch) {
     switch (store.element_bytes) {
-        case 1: return patch_row<uint8_t>(store, grid_y, strip, pitch);
-        case 2: return patch_row<uint16_t>(store, grid_y, strip, pitch);
-        default: return patch_row<uint32_t>(store, grid_y, strip, pitch);
+        case 1: return patch_row<uint8_t>(store, run, strip, pitch);
+        case 2: return patch_row<uint16_t>(store, run, strip, pitch);
+        default: return patch_row<uint32_t>(store, run, strip, pitch);
     }
 }
 

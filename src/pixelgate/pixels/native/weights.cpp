@@ -69,10 +69,8 @@ void Preparation::make_digits() {
     int8_t unused[3];
     const bool two = std::all_of(weights_.begin(), weights_.end(), [&](int32_t w) { return split(w, 2, unused); });
     digits = two ? 2 : 3;
-    if (!channels)
-        make_quads();
-    else if (int64_t(axis.size_in) * channels >= WINDOW)
-        make_programme();
+    if (channels && int64_t(axis.size_in) * channels >= WINDOW) make_programme();
+    if (!channels && !narrow) make_quads();
 }
 
 void Preparation::make_quads() {
