@@ -261,6 +261,16 @@ def test_importing_the_library_imports_nothing_heavy():
     assert not set(ast.literal_eval(done.stdout)) & set(HEAVY)
 
 
+def test_the_command_and_the_settings_of_the_gateway_import_no_arrays():
+    """What waits beside the workers must cost next to nothing."""
+    code = (
+        "import sys, pixelgate.cli, pixelgate.gateway.configure; assert 'load' in dir(pixelgate); "
+        "assert not hasattr(pixelgate, 'nothing'); print(sorted({name.split('.')[0] for name in sys.modules}))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert not set(ast.literal_eval(done.stdout)) & {"numpy", "PIL", "ml_dtypes", *HEAVY}
+
+
 def test_the_level_is_read_from_the_environment_once():
     code = "import pixelgate; from pixelgate.pixels import binding; print(binding.default_level())"
     for level, expected in (("portable", "portable"), ("", None)):

@@ -9,15 +9,26 @@
 Everything else in this package may change without notice.
 """
 
-import os
+from typing import TYPE_CHECKING, Any
 
 from pixelgate import errors
 from pixelgate._version import __version__
-from pixelgate.pixels import binding
-from pixelgate.pixels.plan import ImagePlan
-from pixelgate.processor import ImageInputs, Processor, decode, load
 
-# read once, here; everywhere else the level is an argument
-binding.select_level(os.environ.get("PIXELGATE_ISA"))
+if TYPE_CHECKING:
+    from pixelgate.pixels.plan import ImagePlan
+    from pixelgate.processor import ImageInputs, Processor, decode, load
 
 __all__ = ["ImageInputs", "ImagePlan", "Processor", "__version__", "decode", "errors", "load"]
+
+
+def __getattr__(name: str) -> Any:
+    """Import what is asked for: a part of this package that touches no array should not have to load numpy."""
+    if name not in __all__:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from pixelgate import processor
+
+    return getattr(processor, name)
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

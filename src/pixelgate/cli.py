@@ -11,17 +11,16 @@ import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, get_args
-
-import numpy as np
+from typing import TYPE_CHECKING, Any, get_args
 
 from pixelgate._version import __version__
 from pixelgate.errors import ConfigError, PixelgateError, RequestError
 from pixelgate.gateway.configure import Explaining, add_flags, configure
 from pixelgate.gateway.settings import GatewaySettings, ModelSettings
-from pixelgate.models.steps import Backend
-from pixelgate.pixels.affine import NUMPY_DTYPES
-from pixelgate.processor import ImageInputs, Processor, load
+from pixelgate.models.backend import Backend
+
+if TYPE_CHECKING:  # what each command needs it imports; the one that serves stays small
+    from pixelgate.processor import ImageInputs, Processor
 
 _CHECKPOINT = "the checkpoint: a directory, or an id on the Hugging Face hub"
 _OF_HTTP = ("engine_model", "engine_api_key", "resize")
@@ -72,7 +71,7 @@ def _parser() -> argparse.ArgumentParser:
     process.add_argument("checkpoint", help=_CHECKPOINT)
     process.add_argument("images", nargs="+", metavar="IMAGE", help="picture files, in the order of the arrays")
     process.add_argument("-o", "--output", required=True, metavar="OUT.npz", help="where to write the arrays")
-    process.add_argument("--dtype", choices=list(NUMPY_DTYPES), help="default: what transformers returns")
+    process.add_argument("--dtype", help="float32, bfloat16, float16 or uint8 (default: what transformers returns)")
     _processor_flags(process)
     process.set_defaults(run=_process)
 
@@ -184,18 +183,22 @@ def _options(text: str) -> dict[str, Any]:
 
 
 def _processor(parsed: argparse.Namespace) -> Processor:
+    from pixelgate.processor import load
+
     processor = load(parsed.checkpoint, revision=parsed.revision, backend=parsed.backend, rgb=parsed.rgb)
     return processor.with_options(**parsed.mm_processor_kwargs)
 
 
 def _process(parsed: argparse.Namespace) -> None:
+    import numpy as np
+
     processor = _processor(parsed)
     for image in parsed.images:
         with _about(image):
             processor.header(image)
     inputs = processor(parsed.images, dtype=parsed.dtype)
     # npz knows no bfloat16: its bits are kept as uint16, as is common
-    arrays = {name: a.view(np.uint16) if a.dtype == NUMPY_DTYPES["bfloat16"] else a for name, a in inputs.items()}
+    arrays = {name: a.view(np.uint16) if a.dtype.name == "bfloat16" else a for name, a in inputs.items()}
     try:
         with Path(parsed.output).open("wb") as file:
             np.savez(file, allow_pickle=False, **arrays)
@@ -217,7 +220,7 @@ def _about(image: str) -> Iterator[None]:
 
 def _print_arrays(inputs: ImageInputs) -> None:
     for name, array in inputs.items():
-        stored = ", its bits stored as uint16" if array.dtype == NUMPY_DTYPES["bfloat16"] else ""
+        stored = ", its bits stored as uint16" if array.dtype.name == "bfloat16" else ""
         print(f"{name}  {array.dtype}{list(array.shape)}{stored}")
     print(f"tokens  {' '.join(map(str, inputs.token_counts))}")
 

@@ -24,10 +24,10 @@ from pixelgate.media.policy import MediaPolicy
 from pixelgate.models import checkpoint as checkpoints
 from pixelgate.models import family as families
 from pixelgate.models import hub
+from pixelgate.models.backend import Backend
 from pixelgate.models.batch import Batch
 from pixelgate.models.checkpoint import Checkpoint
 from pixelgate.models.family import Family
-from pixelgate.models.steps import Backend
 from pixelgate.pixels.affine import NUMPY_DTYPES
 from pixelgate.pixels.kernels import MAX_SIDE
 from pixelgate.pixels.plan import FloatView, ImagePlan, execute

@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from itertools import count
 from typing import Any, Generic, Literal, TypeVar, cast
 
+from pixelgate.engines.balance import Balance
 from pixelgate.engines.chat_engine import ChatCall, ChatObject
 from pixelgate.engines.engine import AnyEngine, Delta, EngineFacts, EngineRequest, other_model
 from pixelgate.errors import (
@@ -26,7 +27,6 @@ from pixelgate.errors import (
     RequestError,
 )
 
-Balance = Literal["least-load", "round-robin", "image-affinity"]
 Outcome = Literal["answered", "failed", "refused", "declined", "unreachable", "not_carried", "aborted"]
 Heard = Callable[[str, Outcome, float], None]
 

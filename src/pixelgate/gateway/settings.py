@@ -11,11 +11,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, get_args
 
-from pixelgate.engines.fleet import Balance
+from pixelgate.engines.balance import Balance
 from pixelgate.errors import ConfigError
 from pixelgate.media.policy import MediaPolicy, Network
 from pixelgate.models import hub
-from pixelgate.models.steps import Backend
+from pixelgate.models.backend import Backend
 from pixelgate.prompt.rules import Bos, TypedSpecials
 
 MIB = 1 << 20

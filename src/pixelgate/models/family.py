@@ -18,9 +18,9 @@ from pixelgate.models import (
     pixtral,
     qwen_vl,
 )
+from pixelgate.models.backend import Backend
 from pixelgate.models.batch import Batch
 from pixelgate.models.checkpoint import IMAGE_SETTINGS, Checkpoint
-from pixelgate.models.steps import Backend
 from pixelgate.pixels.plan import ImagePlan
 from pixelgate.pixels.resample import PillowOrder
 from pixelgate.pixels.tensor import Tensor

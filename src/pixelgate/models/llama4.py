@@ -17,10 +17,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pixelgate.errors import CheckpointError
+from pixelgate.models.backend import Backend
 from pixelgate.models.batch import Batch, concatenated
 from pixelgate.models.checkpoint import Checkpoint, Settings
 from pixelgate.models.placeholder import InPrompt
-from pixelgate.models.steps import COMMON_OPTIONS, HALF, Backend, Steps, take_steps
+from pixelgate.models.steps import COMMON_OPTIONS, HALF, Steps, take_steps
 from pixelgate.pixels.plan import Canvas, ImagePlan, Tiles, View
 from pixelgate.pixels.resample import PillowOrder
 from pixelgate.pixels.tensor import Tensor

@@ -13,10 +13,11 @@ from typing import Any
 from numpy.typing import NDArray
 
 from pixelgate.errors import CheckpointError, ImageRefusedError
+from pixelgate.models.backend import Backend
 from pixelgate.models.batch import Batch, concatenated
 from pixelgate.models.checkpoint import Checkpoint, Settings
 from pixelgate.models.placeholder import OnePlaceholder
-from pixelgate.models.steps import BOTH, COMMON_OPTIONS, Backend, Steps, take_steps
+from pixelgate.models.steps import BOTH, COMMON_OPTIONS, Steps, take_steps
 from pixelgate.pixels.kernels import MAX_SIDE, Window
 from pixelgate.pixels.plan import Canvas, ImagePlan, Tiles, View
 from pixelgate.pixels.resample import PillowOrder

@@ -16,11 +16,12 @@ from numpy.typing import NDArray
 
 from pixelgate.errors import CheckpointError
 from pixelgate.models.anyres import Size, best_canvas, take_canvases, tiled_view, unpadded_grid
+from pixelgate.models.backend import Backend
 from pixelgate.models.batch import Batch, stacked, tiles_and_sizes
 from pixelgate.models.checkpoint import Checkpoint
 from pixelgate.models.llava import Vision, shortest_edge
 from pixelgate.models.placeholder import OnePlaceholder
-from pixelgate.models.steps import BOTH, COMMON_OPTIONS, Backend, Steps, take_steps
+from pixelgate.models.steps import BOTH, COMMON_OPTIONS, Steps, take_steps
 from pixelgate.pixels.plan import ImagePlan, Tiles, View
 from pixelgate.pixels.resample import PillowOrder
 from pixelgate.pixels.tensor import Tensor

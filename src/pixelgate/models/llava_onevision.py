@@ -17,12 +17,13 @@ from numpy.typing import NDArray
 
 from pixelgate.errors import CheckpointError
 from pixelgate.models.anyres import Size, best_canvas, take_canvases, tiled_view, unpadded_grid
+from pixelgate.models.backend import Backend
 from pixelgate.models.batch import Batch, stacked, tiles_and_sizes
 from pixelgate.models.checkpoint import Checkpoint, Settings
 from pixelgate.models.llava import check_fill, drops_class_token, square_canvas
 from pixelgate.models.llava_next import image_size
 from pixelgate.models.placeholder import OnePlaceholder
-from pixelgate.models.steps import BOTH, CLIP_MEAN, COMMON_OPTIONS, Backend, Steps, take_steps
+from pixelgate.models.steps import BOTH, CLIP_MEAN, COMMON_OPTIONS, Steps, take_steps
 from pixelgate.pixels.plan import ImagePlan, Tiles, View
 from pixelgate.pixels.resample import PillowOrder
 from pixelgate.pixels.tensor import Tensor

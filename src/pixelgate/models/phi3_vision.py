@@ -16,10 +16,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pixelgate.errors import ImageRefusedError
+from pixelgate.models.backend import Backend
 from pixelgate.models.batch import Batch, stacked, tiles_and_sizes
 from pixelgate.models.checkpoint import Checkpoint
 from pixelgate.models.placeholder import NUMBERED_TAG, OnePlaceholder
-from pixelgate.models.steps import Backend, Steps, take_steps
+from pixelgate.models.steps import Steps, take_steps
 from pixelgate.pixels.plan import Canvas, FloatView, ImagePlan, Tiles, View
 from pixelgate.pixels.resample import PillowOrder
 from pixelgate.pixels.tensor import Tensor

@@ -16,10 +16,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pixelgate.errors import CheckpointError, ImageRefusedError
+from pixelgate.models.backend import Backend
 from pixelgate.models.batch import Batch, concatenated
 from pixelgate.models.checkpoint import Checkpoint, Settings
 from pixelgate.models.placeholder import OnePlaceholder
-from pixelgate.models.steps import BOTH, COMMON_OPTIONS, Backend, Steps, take_steps
+from pixelgate.models.steps import BOTH, COMMON_OPTIONS, Steps, take_steps
 from pixelgate.pixels.plan import ImagePlan, Patches, View
 from pixelgate.pixels.resample import PillowOrder
 from pixelgate.pixels.tensor import Tensor

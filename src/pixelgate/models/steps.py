@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
 
 from pixelgate.errors import CheckpointError
+from pixelgate.models.backend import Backend
 from pixelgate.models.checkpoint import Settings, is_number
 from pixelgate.pixels.affine import Affine, Rule
 from pixelgate.pixels.resample import Filter, PillowOrder, Resample, Semantics
 
-Backend = Literal["torchvision", "pil", "remote"]
 BOTH: tuple[Backend, ...] = ("torchvision", "pil")
 PIL_FILTERS: dict[int, Filter] = {0: "nearest", 1: "lanczos", 2: "bilinear", 3: "bicubic", 4: "box", 5: "hamming"}
 CLIP_MEAN = (0.48145466, 0.4578275, 0.40821073)
