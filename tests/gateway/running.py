@@ -69,7 +69,7 @@ async def gateway(engines, checkpoint=CHECKPOINT, bos="engine", **settings):
     models = tuple(engines)
     media = MediaPolicy(isolate=())  # no decoder process is started for a test that is not about them
     settings = GatewaySettings(
-        models=models, **{"port": 0, "workers": 2, "engine_wait": 5.0, "media": media, **settings}
+        models=models, **{"port": 0, "threads": 2, "engine_wait": 5.0, "media": media, **settings}
     )
     app = create_app(settings, [opened for model in models for opened in open_both(model, settings)])
     server = Server(server_config(app, settings), app.state.drain, settings.drain_delay)

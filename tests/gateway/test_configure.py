@@ -113,10 +113,10 @@ def test_names_are_told_apart():
 
 def test_the_nearest_to_the_command_wins(tmp_path):
     file = tmp_path / "pixelgate.toml"
-    file.write_text('port = 1\nhost = "a"\nworkers = 9\n[[model]]\ncheckpoint="a"\nengines=["b"]\n')
+    file.write_text('port = 1\nhost = "a"\nthreads = 9\n[[model]]\ncheckpoint="a"\nengines=["b"]\n')
     environment = {"PIXELGATE_SERVE_PORT": "2", "PIXELGATE_SERVE_HOST": "b", "PIXELGATE_PORT": "tcp://10.0.0.1:80"}
     found = configure(file=file, flags={"--port": "3"}, environment=environment)
-    assert (found.port, found.host, found.workers, found.buffer_bytes) == (
+    assert (found.port, found.host, found.threads, found.buffer_bytes) == (
         3,
         "b",
         9,
@@ -180,7 +180,7 @@ def test_the_command_line_is_where_the_environment_is_read(monkeypatch):
         ({}, {"PIXELGATE_SERVE_ADMIN_HOST": ""}, "PIXELGATE_SERVE_ADMIN_HOST is empty"),
         ({}, {"PIXELGATE_API_KEY": "s3cret key"}, "PIXELGATE_API_KEY: key 1 of api_keys has a blank"),
         ({}, {"PIXELGATE_SERVE_WORKERS": ""}, "PIXELGATE_SERVE_WORKERS is empty"),
-        ({}, {"PIXELGATE_SERVE_WORKERS": "0"}, "PIXELGATE_SERVE_WORKERS: workers must be at least 1, not 0"),
+        ({}, {"PIXELGATE_SERVE_THREADS": "0"}, "PIXELGATE_SERVE_THREADS: threads must be at least 1, not 0"),
         ({}, {"PIXELGATE_MEDIA_MAX_BYTES": "1e6"}, "PIXELGATE_MEDIA_MAX_BYTES must be a whole number, not '1e6'"),
         ({}, {"PIXELGATE_MEDIA_ALLOW_PRIVATE": "a,,b"}, "PIXELGATE_MEDIA_ALLOW_PRIVATE: allow_private: '' is neither"),
         ({}, {"PIXELGATE_MEDIA_SCHEMES": ""}, "PIXELGATE_MEDIA_SCHEMES is empty"),

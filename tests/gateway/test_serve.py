@@ -249,7 +249,7 @@ def test_the_process_keeps_memory_and_a_quiet_log(monkeypatch, caplog):
     kept = []
     monkeypatch.setattr(serve, "keep_memory", lambda pictures: kept.append(pictures))
     with pytest.raises(ConfigError):
-        serve.run(GatewaySettings(models=(ModelSettings(str(CHECKPOINT), ("http://x",), "demo"),), workers=3))
+        serve.run(GatewaySettings(models=(ModelSettings(str(CHECKPOINT), ("http://x",), "demo"),), threads=3))
     assert kept == [3]
     assert not logging.getLogger("PIL.TiffImagePlugin").isEnabledFor(logging.ERROR)
     assert not file_download.logger.isEnabledFor(logging.WARNING)

@@ -29,7 +29,7 @@ def test_everything_can_be_said(written):
             port = 9000
             max_body_bytes = 1000
             max_tensor_bytes = 2000
-            workers = 3
+            threads = 3
             buffer_bytes = 0
             engine_wait = 5
 
@@ -74,7 +74,7 @@ def test_everything_can_be_said(written):
         ),
         max_body_bytes=1000,
         max_tensor_bytes=2000,
-        workers=3,
+        threads=3,
         buffer_bytes=0,
         engine_wait=5,
     )
@@ -85,7 +85,7 @@ def test_defaults(written):
     assert settings == GatewaySettings(models=(ModelSettings("/models/qwen", ("vllm+grpc://a:1",)),))
     assert settings.models[0].name == "qwen"
     assert settings.host == "127.0.0.1"  # nobody is served from outside without having been asked
-    assert settings.workers == len(os.sched_getaffinity(0))
+    assert settings.threads == len(os.sched_getaffinity(0))
     assert settings.media == MediaPolicy()
 
 
@@ -149,7 +149,7 @@ def test_a_model_is_called_by_its_id_or_by_its_directory(tmp_path, monkeypatch):
         ("engine_wait = -1\n" + ONE, "engine_wait must be a number of seconds, not -1"),
         ("engine_wait = nan\n" + ONE, "engine_wait must be a number of seconds, not nan"),
         ("engine_wait = inf\n" + ONE, "engine_wait must be a number of seconds, not inf"),
-        ("workers = 0\n" + ONE, "workers must be at least 1, not 0"),
+        ("threads = 0\n" + ONE, "threads must be at least 1, not 0"),
         ("max_body_bytes = 0\n" + ONE, "max_body_bytes must be at least 1, not 0"),
         ("max_tensor_bytes = -5\n" + ONE, "max_tensor_bytes must be at least 1, not -5"),
         ("buffer_bytes = -1\n" + ONE, "buffer_bytes must not be negative, not -1"),

@@ -44,7 +44,7 @@ def run(settings: GatewaySettings) -> None:
     logs.configure(settings)
     quieten_strangers()
     quieten_downloads()
-    keep_memory(pictures=settings.workers)
+    keep_memory(pictures=settings.threads)
     allow_open_files()
     if settings.shm == "auto":
         shm.sweep()

@@ -64,15 +64,15 @@ class Services:
         return cls(
             settings=settings,
             fetcher=Fetcher(settings.media),
-            isolation=Isolation(settings.media, settings.workers),
-            workers=Workers(settings.workers, metrics.worker_wait.observe),
+            isolation=Isolation(settings.media, settings.threads),
+            workers=Workers(settings.threads, metrics.worker_wait.observe),
             memory=Memory(settings, metrics),
             metrics=metrics,
             tracing=open_tracing(settings),
             encoded=budget("bytes", settings.max_bytes_in_flight),
             pixels=budget("pixels", settings.max_pixels_in_flight),
             tensors=budget("bytes of tensors", settings.max_tensor_bytes_in_flight),
-            decoders=Budget("decoders", settings.workers),
+            decoders=Budget("decoders", settings.threads),
         )
 
     @asynccontextmanager

@@ -39,7 +39,7 @@ _COUNTS = (
     "max_pixels_in_flight",
     "max_tensor_bytes_in_flight",
     "max_queue",
-    "workers",
+    "threads",
 )
 _KEPT = ("buffer_bytes", "tensor_cache_bytes", "header_cache_bytes", "fetch_cache_bytes")
 _SECONDS = ("header_timeout", "body_timeout", "write_timeout", "keep_alive_timeout", "shutdown_timeout")
@@ -206,7 +206,7 @@ class GatewaySettings:
     max_queue: int = 256
     """Requests that wait for room in one of them, one client's no more than its share; one more is told 429 at once."""
 
-    workers: int = field(default_factory=lambda: len(os.sched_getaffinity(0)))
+    threads: int = field(default_factory=lambda: len(os.sched_getaffinity(0)))
     """Threads that decode and preprocess pictures. Default: the cores this process may use."""
 
     buffer_bytes: int = 64 * MIB
