@@ -14,7 +14,7 @@ import pixelgate
 from goldens import golden
 from pixelgate import cli
 from pixelgate.demo import CHECKPOINT as DEMO_CHECKPOINT
-from pixelgate.gateway import serve
+from pixelgate.gateway import supervisor
 
 CHECKPOINT = str(golden.CHECKPOINTS / "qwen2_5_vl")
 WITHOUT_TEMPLATE = str(golden.CHECKPOINTS / "llava15_pad")
@@ -178,8 +178,7 @@ def test_pictures_may_follow_options(capsys):
         (["demo", str(golden.COMMITTED / "index.json")], "not a picture"),
     ],
 )
-def test_refusals_are_one_line_in_words(arguments, message, capsys, monkeypatch):
-    monkeypatch.setattr(serve, "keep_memory", lambda pictures: None)
+def test_refusals_are_one_line_in_words(arguments, message, capsys):
     assert cli.main(arguments) == 1
     error = capsys.readouterr().err.splitlines()[-1]
     assert error.startswith("pixelgate: ")
@@ -188,7 +187,7 @@ def test_refusals_are_one_line_in_words(arguments, message, capsys, monkeypatch)
 
 def test_serve_takes_flags_and_files(monkeypatch, tmp_path):
     seen = []
-    monkeypatch.setattr(serve, "run", seen.append)
+    monkeypatch.setattr(supervisor, "run", lambda read: seen.append(read()))
     url = "vllm+grpc://127.0.0.1:1"
     assert cli.main(["serve", CHECKPOINT, "--engine", url, "--engine", url, "--port", "9", "--host", "::1"]) == 0
     assert (seen[0].host, seen[0].port) == ("::1", 9)
@@ -211,14 +210,11 @@ def test_serve_takes_flags_and_files(monkeypatch, tmp_path):
     assert (seen[-1].models[0].backend, seen[-1].shutdown_timeout) == ("pil", 3.0)
 
 
-@pytest.mark.parametrize(("command", "extra"), [("serve", "gateway"), ("demo", "gateway,reader")])
-def test_missing_extras_say_what_to_install(command, extra, monkeypatch, capsys):
+def test_missing_extras_say_what_to_install(monkeypatch, capsys):
     monkeypatch.setitem(sys.modules, "uvicorn", None)
-    for name in ("pixelgate.gateway.serve", "pixelgate.demo.run"):
-        monkeypatch.delitem(sys.modules, name, raising=False)
-    arguments = [command, CHECKPOINT, "--engine", "local:reader"] if command == "serve" else [command]
-    assert cli.main(arguments) == 1
-    assert f"pip install 'pixelgate[{extra}]'" in capsys.readouterr().err
+    monkeypatch.delitem(sys.modules, "pixelgate.demo.run", raising=False)
+    assert cli.main(["demo"]) == 1
+    assert "pip install 'pixelgate[gateway,reader]'" in capsys.readouterr().err
 
 
 def test_demo_reads_the_receipt_out_of_the_tensor(capsys):

@@ -279,9 +279,9 @@ def _gateway_installed() -> Iterator[None]:
 
 
 def _serve(parsed: argparse.Namespace) -> None:
-    with _gateway_installed():
-        from pixelgate.gateway.serve import run
-    run(_settings(parsed))
+    from pixelgate.gateway.supervisor import run
+
+    run(lambda: _settings(parsed))
 
 
 def _settings(parsed: argparse.Namespace) -> GatewaySettings:

@@ -18,8 +18,9 @@ from starlette.applications import Starlette
 
 from pixelgate.demo import CHECKPOINT
 from pixelgate.gateway.app import create_app
+from pixelgate.gateway.listening import Listeners
 from pixelgate.gateway.passthrough import open_both
-from pixelgate.gateway.serve import Server, admin_listener, server_config
+from pixelgate.gateway.serve import Server, admin_listener
 from pixelgate.gateway.settings import GatewaySettings, ModelSettings
 from pixelgate.media.policy import MediaPolicy
 from pixelgate.testing.strict_engine import StrictEngine
@@ -71,18 +72,19 @@ async def gateway(engines, checkpoint=CHECKPOINT, bos="engine", **settings):
     settings = GatewaySettings(
         models=models, **{"port": 0, "threads": 2, "engine_wait": 5.0, "media": media, **settings}
     )
+    admin = Listeners(*settings.admin_address, what="admin_host") if settings.admin_address else None
     app = create_app(settings, [opened for model in models for opened in open_both(model, settings)])
-    server = Server(server_config(app, settings), app.state.drain, settings.drain_delay)
+    server = Server(app, settings)
     task = asyncio.create_task(server.serve())
     await until(lambda: server.started)
     port = server.servers[0].sockets[0].getsockname()[1]
     scheme = "https" if settings.tls_cert else "http"
     try:
         async with (
-            admin_listener(app.state.admin, settings) as admin_port,
+            admin_listener(app.state.admin, settings, admin.of(0, 1) if admin else ()),
             httpx.AsyncClient(base_url=f"{scheme}://127.0.0.1:{port}", timeout=20, verify=False) as client,
         ):
-            yield Gateway(app, port, client, admin_port)
+            yield Gateway(app, port, client, admin and admin.port)
     finally:
         server.should_exit = True
         await task

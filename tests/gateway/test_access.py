@@ -14,7 +14,6 @@ from running import PATH, error_of, gateway, image, picture, strict_engine
 from pixelgate.errors import ConfigError
 from pixelgate.gateway import access, completions
 from pixelgate.gateway.access import client_address, digests
-from pixelgate.gateway.serve import admin_listener
 from pixelgate.gateway.settings import GatewaySettings, ModelSettings
 
 FIRST, SECOND = "sk-first-0123456789", "sk-second"
@@ -201,13 +200,6 @@ async def test_metrics_on_a_listener_of_their_own():
             response = await admin.request(method, path)
             assert response.status_code == 404
             assert error_of(response)["message"] == "there is nothing at this path"
-
-
-async def test_an_admin_address_that_is_not_ours():
-    ours = settings(admin_host="192.0.2.1:9")
-    with pytest.raises(ConfigError, match=r"admin_host 192\.0\.2\.1:9 cannot be listened on: "):
-        async with admin_listener(object(), ours):
-            pass
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ import pytest
 from pixelgate import cli
 from pixelgate.errors import ConfigError
 from pixelgate.gateway import configure as configuration
-from pixelgate.gateway import serve
+from pixelgate.gateway import supervisor
 from pixelgate.gateway.configure import Setting, add_flags, configure, settings
 from pixelgate.gateway.settings import GatewaySettings, ModelSettings
 from pixelgate.media.policy import MediaPolicy
@@ -136,7 +136,7 @@ def test_a_list_replaces_a_list(tmp_path):
 
 def test_the_command_line_is_where_the_environment_is_read(monkeypatch):
     seen = []
-    monkeypatch.setattr(serve, "run", seen.append)
+    monkeypatch.setattr(supervisor, "run", lambda read: seen.append(read()))
     monkeypatch.setenv("PIXELGATE_API_KEY", "sk-env")
     monkeypatch.setenv("PIXELGATE_MEDIA_MAX_IMAGES", "3")
     line = ["serve", "/models/qwen", "--engine", "local:reader", "--media-schemes", "data", "--media-schemes", "https"]

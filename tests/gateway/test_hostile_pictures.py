@@ -94,7 +94,7 @@ async def test_a_decoder_that_dies_or_hangs_costs_one_request(bad_decoder, capfd
 async def test_hanging_decoders_hold_up_no_other_picture(bad_decoder):
     media = MediaPolicy(decode_timeout=2)
     async with strict_engine() as engine, gateway(engine.url, media=media) as running:
-        hanging = [asyncio.create_task(running.ask([image(bad(b"hang"))])) for _ in range(2)]  # as many as workers
+        hanging = [asyncio.create_task(running.ask([image(bad(b"hang"))])) for _ in range(2)]  # as many as threads
         await asyncio.sleep(0.3)
         for form in ("PNG", "JPEG"):
             assert (await running.ask([image(encoded(form))])).status_code == 200

@@ -9,7 +9,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from pixelgate.engines.fleet import EngineState
 from pixelgate.errors import BusyError, FetchError, RequestError
 from pixelgate.gateway.fairness import NOBODY
-from pixelgate.gateway.metrics import Metrics
+from pixelgate.gateway.metrics import Metrics, exposition
 from pixelgate.gateway.services import Services
 from pixelgate.gateway.settings import GatewaySettings, ModelSettings
 
@@ -18,7 +18,7 @@ DOCS = Path(__file__).parents[2] / "docs" / "gateway.md"
 
 def samples(metrics):
     """The samples of the exposition, as {(name, label values in the order of their names): value}."""
-    families = text_string_to_metric_families(metrics.exposition().decode())
+    families = text_string_to_metric_families(exposition(metrics.report()).decode())
     return {
         (sample.name, *(value for _, value in sorted(sample.labels.items()))): sample.value
         for family in families
@@ -39,8 +39,13 @@ def test_the_documentation_has_every_metric_with_its_labels():
 
 
 def test_gauges_of_several_processes_are_put_together():
-    gauges = [each for each in vars(Metrics()).values() if getattr(each, "_type", "") == "gauge"]
-    assert {gauge._multiprocess_mode for gauge in gauges} == {"livesum", "livemin", "livemax"}
+    metrics = Metrics()
+    gauges = {each._name for each in vars(metrics).values() if getattr(each, "_type", "") == "gauge"}
+    assert set(metrics.modes) == gauges
+    report = {family["name"]: family for family in metrics.report()}
+    assert report["pixelgate_engine_usable"]["mode"] == "min"
+    assert report["pixelgate_engine_failures"]["mode"] == "max"
+    assert {report[name]["mode"] for name in ("pixelgate_requests_in_flight", "pixelgate_requests")} == {"sum"}
 
 
 def test_pictures():

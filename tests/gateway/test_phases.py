@@ -6,7 +6,7 @@ import threading
 import pytest
 
 from pixelgate.errors import ConfigError
-from pixelgate.gateway.metrics import Metrics
+from pixelgate.gateway.metrics import Metrics, exposition
 from pixelgate.gateway.phases import Phases, check_tracing, open_tracing
 from pixelgate.gateway.settings import GatewaySettings, ModelSettings
 
@@ -14,7 +14,7 @@ MODELS = (ModelSettings("x", ("local:reader",)),)
 
 
 def shown(metrics):
-    return metrics.exposition().decode()
+    return exposition(metrics.report()).decode()
 
 
 def test_phases_add_up_and_are_told_once():

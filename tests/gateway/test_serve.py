@@ -12,25 +12,31 @@ import signal
 import socket
 import sys
 from contextlib import asynccontextmanager
+from pathlib import Path
 
 import httpx
 import pytest
 from huggingface_hub import file_download
+from prometheus_client.parser import text_string_to_metric_families
 from running import PATH, strict_engine, until
 
 import hub_mirror
 from pixelgate.demo import CHECKPOINT
 from pixelgate.errors import ConfigError
-from pixelgate.gateway import serve
+from pixelgate.gateway import logs, serve
 from pixelgate.gateway.passthrough import PassThrough
 from pixelgate.gateway.settings import GatewaySettings, ModelSettings
+from pixelgate.gateway.worker import Line
 from pixelgate.testing.sglang_server import SglangServer
+
+LINE = Line(socket.socketpair()[0])
 
 
 @asynccontextmanager
 async def process(url, port=0, wait_for=None, checkpoint=(str(CHECKPOINT),), **environment):
     """`pixelgate serve` as (process, its port, the log so far), once it listens or has logged ``wait_for``."""
-    command = (sys.executable, "-m", "pixelgate.cli", "serve", *checkpoint, "--engine", url, "--port", str(port))
+    engine = ("--engine", url, "--port", str(port)) if url else ()
+    command = (sys.executable, "-m", "pixelgate.cli", "serve", *checkpoint, *engine)
     # background jobs of a shell ignore SIGINT, and their children inherit that; a handler is not inherited
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
@@ -41,7 +47,7 @@ async def process(url, port=0, wait_for=None, checkpoint=(str(CHECKPOINT),), **e
         signal.signal(signal.SIGINT, before)
     log, port = [], 0
     try:
-        while not port and (line := await asyncio.wait_for(running.stderr.readline(), 20)):
+        while not port and (line := await asyncio.wait_for(running.stderr.readline(), 60)):
             log.append(line.decode())
             if wait_for and wait_for in log[-1]:
                 break
@@ -97,14 +103,11 @@ async def test_a_hub_without_the_model_ends_the_start(tmp_path):
 
 async def test_a_port_that_is_taken():
     with socket.create_server(("127.0.0.1", 0)) as taken:
-        async with (
-            strict_engine() as engine,
-            process(engine.url, taken.getsockname()[1]) as (running, port, log),
-        ):
+        number = taken.getsockname()[1]
+        async with process("local:reader", number) as (running, port, log):
             assert await running.wait() == 1
     assert port == 0
-    assert "address already in use" in "".join(log)
-    assert log[-1] == "pixelgate: the gateway did not start; the log above says why\n"
+    assert log == [f"pixelgate: host 127.0.0.1 and port {number} cannot be listened on: Address already in use\n"]
 
 
 @pytest.mark.parametrize("kind", ["sglang+http", "sglang+grpc"])
@@ -131,18 +134,17 @@ def test_a_start_that_fails_gives_all_connections_back(monkeypatch):
 
     model = PassThrough("m", Fleet(), None, {}, False)
     monkeypatch.setattr(serve, "_open_models", lambda settings: [model])
+    settings = GatewaySettings(models=(ModelSettings("", ("sglang+http://127.0.0.1:1",), "m"),))
     with pytest.raises(ConfigError, match="no"):
-        serve._run(GatewaySettings(models=(ModelSettings("", ("sglang+http://127.0.0.1:1",), "m"),)))
+        serve.run(settings, LINE, (), ())
     assert closed == [model.fleet]
 
 
 async def test_an_admin_port_that_is_taken():
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
-        async with (
-            strict_engine() as engine,
-            process(engine.url, checkpoint=(str(CHECKPOINT), "--admin-host", str(port))) as (running, _, log),
-        ):
+        checkpoint = (str(CHECKPOINT), "--admin-host", str(port))
+        async with process("local:reader", checkpoint=checkpoint) as (running, _, log):
             assert await asyncio.wait_for(running.wait(), 10) == 1
     assert log[-1].startswith(f"pixelgate: admin_host {port} cannot be listened on: Address already in use")
 
@@ -158,7 +160,7 @@ async def test_both_listeners_end_with_a_signal():
         assert (await client.get(f"http://127.0.0.1:{admin}/metrics")).status_code == 200
         assert (await client.get(f"http://127.0.0.1:{port}/metrics")).status_code == 404
         running.send_signal(signal.SIGTERM)
-        assert await asyncio.wait_for(running.wait(), 10) == -signal.SIGTERM
+        assert await asyncio.wait_for(running.wait(), 10) == 0
         log = (await running.stderr.read()).decode()
     assert "Traceback" not in log
 
@@ -214,7 +216,7 @@ def test_an_extra_that_is_missing_ends_the_start(monkeypatch):
     monkeypatch.setitem(sys.modules, "pixelgate.gateway.tracing", None)
     model = ModelSettings(str(CHECKPOINT), ("local:reader",), "demo")
     with pytest.raises(ConfigError, match=r"trace_endpoint needs .*: pip install 'pixelgate\[otel\]'"):
-        serve.run(GatewaySettings(models=(model,), trace_endpoint="http://127.0.0.1:4318"))
+        serve.run(GatewaySettings(models=(model,), trace_endpoint="http://127.0.0.1:4318"), LINE, (), ())
 
 
 def test_all_files_that_the_system_allows():
@@ -227,10 +229,11 @@ def test_all_files_that_the_system_allows():
         resource.setrlimit(resource.RLIMIT_NOFILE, before)
 
 
-def test_a_gateway_without_an_engine_says_so(caplog):
+def test_a_gateway_without_an_engine_says_so(monkeypatch, caplog):
+    monkeypatch.setattr(logs, "configure", lambda settings: None)
     model = ModelSettings(str(CHECKPOINT), ("vllm+grpc://127.0.0.1:1",), "demo")
     with pytest.raises(ConfigError, match=r"no engine of model .demo. answered within 1\.5 seconds"):
-        serve.run(GatewaySettings(models=(model,), port=0, engine_wait=1.5))
+        serve.run(GatewaySettings(models=(model,), port=0, engine_wait=1.5), LINE, (), ())
     assert [record.message for record in caplog.records if "cannot be used" in record.message] == [
         "vllm+grpc://127.0.0.1:1 cannot be used: The engine cannot be reached."
     ]
@@ -245,11 +248,13 @@ async def test_a_signal_ends_the_wait_for_an_engine():
 
 
 def test_the_process_keeps_memory_and_a_quiet_log(monkeypatch, caplog):
+    monkeypatch.setattr(logs, "configure", lambda settings: None)
     monkeypatch.setattr(serve, "server_config", lambda *_: pytest.fail("not reached"))
     kept = []
     monkeypatch.setattr(serve, "keep_memory", lambda pictures: kept.append(pictures))
+    model = ModelSettings(str(CHECKPOINT), ("http://x",), "demo")
     with pytest.raises(ConfigError):
-        serve.run(GatewaySettings(models=(ModelSettings(str(CHECKPOINT), ("http://x",), "demo"),), threads=3))
+        serve.run(GatewaySettings(models=(model,), threads=3), LINE, (), ())
     assert kept == [3]
     assert not logging.getLogger("PIL.TiffImagePlugin").isEnabledFor(logging.ERROR)
     assert not file_download.logger.isEnabledFor(logging.WARNING)
@@ -257,3 +262,104 @@ def test_the_process_keeps_memory_and_a_quiet_log(monkeypatch, caplog):
         for line in ("Invalid HTTP request received.", "Unsupported upgrade request.", "Application startup complete."):
             logging.getLogger("uvicorn.error").warning(line)
     assert [record.message for record in caplog.records] == ["Application startup complete."]
+
+
+def children(process):
+    """The ids of a process' own processes."""
+    tasks = Path(f"/proc/{process}/task").glob("*/children")
+    return sorted(int(id_) for task in tasks for id_ in task.read_text().split())
+
+
+def alive(processes):
+    """Those that are there and no zombies."""
+    states = {id_: Path(f"/proc/{id_}/stat") for id_ in processes}
+    return [id_ for id_, stat in states.items() if stat.exists() and ") Z" not in stat.read_text()]
+
+
+async def logged(running, log, words):
+    """Read the log until a line has ``words``."""
+    while line := (await asyncio.wait_for(running.stderr.readline(), 60)).decode():
+        log.append(line)
+        if words in line:
+            return
+    raise AssertionError(f"the log ends without {words!r}")
+
+
+async def test_two_workers_until_their_supervisor_is_killed(tmp_path):
+    config, keys = tmp_path / "pixelgate.toml", tmp_path / "keys"
+    keys.write_text("first\n")
+    body = {"model": "demo", "messages": [{"role": "user", "content": "x"}]}
+    async with strict_engine(delay=0.03) as engine:
+        text = f'workers = 2\nthreads = 2\nport = 0\napi_key_file = "{keys}"\nkeep_alive_timeout = 0.5\n[[model]]\n'
+        config.write_text(text + f'name = "demo"\ncheckpoint = "{CHECKPOINT}"\nengines = ["{engine.url}"]\n')
+        command = ("--config", str(config))
+        async with process(None, None, checkpoint=command) as (running, port, log):
+
+            def client(key="first"):
+                headers = {"authorization": f"Bearer {key}"}
+                return httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", timeout=20, headers=headers)
+
+            async def asked(key="first"):
+                async with client(key) as one:
+                    return (await one.post(PATH, json=body)).status_code
+
+            async def counted(key="first"):
+                async with client(key) as one:
+                    families = text_string_to_metric_families((await one.get("/metrics")).text)
+                samples = [sample for family in families for sample in family.samples]
+                answered = [each for each in samples if each.name == "pixelgate_requests_total"]
+                return sum(each.value for each in answered if each.labels["status"] == "200")
+
+            assert "running on" in log[-1]
+            assert log[-1].endswith(", 2 workers\n")
+            first, second = children(running.pid)
+            assert [await asked() for _ in range(8)] == [200] * 8
+            assert await counted() == 8.0
+
+            os.kill(first, signal.SIGKILL)
+            await logged(running, log, "another one is started")
+            assert [await asked() for _ in range(3)] == [200] * 3
+            await logged(running, log, "Application startup complete")
+            assert second in children(running.pid)
+
+            good = config.read_text()
+            config.write_text("workers = 0\n" + good)
+            running.send_signal(signal.SIGHUP)
+            await logged(running, log, f"the configuration is not taken over: {config} is not valid TOML")
+            assert await asked() == 200
+
+            config.write_text(good)
+            keys.write_text("second\n")
+            replies = []
+
+            async def keep_asking():
+                async with client() as one:
+                    while not replies or replies[-1] == 200:
+                        replies.append((await one.post(PATH, json=body)).status_code)
+
+            asking = [asyncio.create_task(keep_asking()) for _ in range(3)]
+            await until(lambda: len(replies) >= 3)
+            async with client() as one, one.stream("POST", PATH, json=body | {"stream": True}) as response:
+                running.send_signal(signal.SIGHUP)
+                await logged(running, log, "running on")
+                assert (await response.aread()).endswith(b"data: [DONE]\n\n")
+            await asyncio.wait_for(asyncio.gather(*asking), 20)
+            assert set(replies) == {200, 401}  # by the old configuration, and then by the new one
+            await until(lambda: second not in children(running.pid))
+            assert await asked() == 401
+            assert await asked("second") == 200
+            # what was shown stays, whoever has counted it, and what is counted by those that end by themselves
+            assert await counted("second") >= 8 + 1 + replies.count(200) + 1
+
+            workers = children(running.pid)
+            processes = [*workers, *(decoder for worker in workers for decoder in children(worker))]
+            assert len(processes) == 4
+            async with client("second") as one, one.stream("POST", PATH, json=body | {"stream": True}) as response:
+                running.kill()
+                assert (await response.aread()).endswith(b"data: [DONE]\n\n")
+            await until(lambda: not alive(processes))
+            with pytest.raises(ConnectionRefusedError):
+                await asyncio.open_connection("127.0.0.1", port)
+            log.append((await running.stderr.read()).decode())
+        assert engine.cancelled == []
+        assert "Traceback" not in "".join(log)

@@ -1,6 +1,8 @@
 from __future__ import annotations
 
+import dataclasses
 import os
+import re
 
 import pytest
 
@@ -228,3 +230,32 @@ def test_what_belongs_to_engines_behind_http_can_be_said(written):
     (model,) = settings.models
     assert (model.engine_model, model.resize) == ("m", True)
     assert model.headers("openai+http://a:1") == {"authorization": "Bearer k", "x-team": "hidden"}
+
+
+def test_every_worker_gets_its_part_of_what_holds_for_all():
+    divided = {each.name for each in dataclasses.fields(GatewaySettings) if each.metadata.get("divided")}
+    all_together = re.compile(r"max_connections|threads|buffer_bytes|max_queue|\w+_in_flight|\w*cache\w*_bytes")
+    assert divided == {each.name for each in dataclasses.fields(GatewaySettings) if all_together.fullmatch(each.name)}
+    model = ModelSettings("/models/qwen", ("vllm+grpc://a:1",))
+    settings = GatewaySettings((model,), workers=3, max_connections=8, threads=2, buffer_bytes=0, max_body_bytes=9)
+    share = settings.share()
+    assert (share.max_connections, share.threads, share.buffer_bytes, share.max_body_bytes) == (2, 1, 0, 9)
+    assert share.max_pixels_in_flight == settings.max_pixels_in_flight // 3
+    assert GatewaySettings((model,)).share() == GatewaySettings((model,))
+
+
+def test_parts_too_small_for_one_request_are_told():
+    model = ModelSettings("/models/qwen", ("vllm+grpc://a:1",))
+    assert GatewaySettings((model,)).narrow == []
+    assert GatewaySettings((model,), max_bytes_in_flight=1).narrow == []  # chosen so, and no matter of workers
+    assert GatewaySettings((model,), workers=20).narrow == [
+        "max_bytes_in_flight is 53687091 for each of 20 workers, less than the 67108864 of max_body_bytes",
+        "max_pixels_in_flight is 25600000 for each of 20 workers, less than the 64000000 of max_pixels of a picture",
+        "max_tensor_bytes_in_flight is 107374182 for each of 20 workers, less than the 1073741824 of max_tensor_bytes",
+    ]
+
+
+def test_the_admin_has_a_port_of_its_own():
+    model = ModelSettings("/models/qwen", ("vllm+grpc://a:1",))
+    with pytest.raises(ConfigError, match="admin_host must have another port than the gateway's own, 9000"):
+        GatewaySettings((model,), port=9000, admin_host="9000")

@@ -54,7 +54,7 @@ async def test_many_large_pictures_are_decoded_a_few_at_a_time(monkeypatch):
                 pixels -= plan.height * plan.width
 
     monkeypatch.setattr(pictures, "execute", counted)
-    limits = {"max_pixels_in_flight": most, "budget_wait": 30.0, "workers": 8}
+    limits = {"max_pixels_in_flight": most, "budget_wait": 30.0, "threads": 8}
     async with strict_engine() as engine, gateway(engine.url, **limits) as running:
         large = [asyncio.create_task(running.ask([image(bilevel(side, seed))], max_tokens=1)) for seed in range(16)]
         await until(lambda: pixels == 2 * side * side)

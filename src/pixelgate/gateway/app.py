@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 
 from starlette.applications import Starlette
@@ -19,12 +19,14 @@ from pixelgate.errors import RequestError
 from pixelgate.gateway.access import Access, digests
 from pixelgate.gateway.completions import ChatCompletions
 from pixelgate.gateway.endpoint import Endpoint
+from pixelgate.gateway.metrics import exposition
 from pixelgate.gateway.passthrough import PassThrough
 from pixelgate.gateway.render import RenderChat
 from pixelgate.gateway.replies import as_json, error_object
 from pixelgate.gateway.served import ServedModel
 from pixelgate.gateway.services import Services
 from pixelgate.gateway.settings import GatewaySettings
+from pixelgate.gateway.sums import Family
 from pixelgate.gateway.tokenization import Detokenize, Tokenize
 from pixelgate.gateway.watchdog import watch
 
@@ -32,16 +34,22 @@ log = logging.getLogger(__name__)
 _WITHOUT_ENGINES: tuple[type[Endpoint], ...] = (RenderChat, Tokenize, Detokenize)
 
 
-def create_app(settings: GatewaySettings, models: Sequence[ServedModel | PassThrough]) -> Starlette:
+def create_app(
+    settings: GatewaySettings,
+    models: Sequence[ServedModel | PassThrough],
+    summed: Callable[[], Awaitable[list[Family]]] | None = None,
+) -> Starlette:
     """The ASGI application, to be run once. Engines are connected when it starts; ConfigError ends the start.
 
     With ``settings.admin_host`` its ``state.admin`` is the application of the admin listener, to be run beside it.
-    ``state.drain`` is to be called when it will end soon, ``state.refused`` with what is refused before it is asked.
+    ``state.drain`` is to be called when it will end soon, ``state.refused`` with what is refused before it is asked;
+    once ``state.closing`` is set an answer is its connection's last. ``state.report`` gives its metrics; beside other
+    workers ``summed`` gives those of all, or raises TimeoutError.
     """
-    gateway = _Gateway(settings, models)
+    gateway = _Gateway(settings, models, summed)
     states = [Route("/health", gateway.health), Route("/ready", gateway.ready)]
     metrics = Route("/metrics", gateway.show_metrics)
-    refused = gateway.services.metrics.refused
+    refused, closing = gateway.services.metrics.refused, asyncio.Event()
     admin_address = settings.admin_address
     app = Starlette(
         routes=[
@@ -55,12 +63,13 @@ def create_app(settings: GatewaySettings, models: Sequence[ServedModel | PassThr
         lifespan=gateway.lifespan,
         exception_handlers={HTTPException: _not_found},
     )
-    app.state.drain, app.state.refused = gateway.drain, refused
+    app.state.drain, app.state.report = gateway.drain, gateway.report
+    app.state.refused, app.state.closing = refused, closing
     app.state.admin = None
     if admin_address is not None:
         app.state.admin = Starlette(routes=[*states, metrics], exception_handlers={HTTPException: _not_found})
         app.state.admin.router.redirect_slashes = False
-        app.state.admin.state.refused = refused
+        app.state.admin.state.refused, app.state.admin.state.closing = refused, closing
     app.router.redirect_slashes = False  # a redirect would repeat whatever Host the client sent
     return app
 
@@ -68,8 +77,14 @@ def create_app(settings: GatewaySettings, models: Sequence[ServedModel | PassThr
 class _Gateway:
     """The routes, and what they share."""
 
-    def __init__(self, settings: GatewaySettings, models: Sequence[ServedModel | PassThrough]) -> None:
+    def __init__(
+        self,
+        settings: GatewaySettings,
+        models: Sequence[ServedModel | PassThrough],
+        summed: Callable[[], Awaitable[list[Family]]] | None,
+    ) -> None:
         self._settings = settings
+        self._summed = summed
         self._both = models
         self._models = {model.name: model for model in models if isinstance(model, ServedModel)}
         self.passing = {model.name: model for model in models if isinstance(model, PassThrough)}
@@ -93,7 +108,7 @@ class _Gateway:
             for name, served in self._models.items():
                 facts = await served.connect(self._settings.engine_wait)
                 log.info("model %s is ready; its engines want %s pixels", name, facts.pixel_dtype)
-            stack.push_async_callback(_ended, asyncio.create_task(watch(self.services.metrics, self._show)))
+            stack.push_async_callback(_ended, asyncio.create_task(watch(self.services.metrics)))
             stack.callback(self.drain)
             self._ready = True
             yield
@@ -135,8 +150,16 @@ class _Gateway:
 
     async def show_metrics(self, request: Request) -> Response:
         """GET /metrics, in Prometheus' text format."""
+        try:
+            report = self.report() if self._summed is None else await self._summed()
+        except TimeoutError:
+            return Response(status_code=503)
+        return Response(exposition(report), media_type="text/plain; version=0.0.4")
+
+    def report(self) -> list[Family]:
+        """The metrics of this process."""
         self._show()
-        return Response(self.services.metrics.exposition(), media_type="text/plain; version=0.0.4")
+        return self.services.metrics.report()
 
     def _show(self) -> None:
         """Put the state of budgets and engines into the metrics."""

@@ -96,7 +96,7 @@ class Share:
         if self.held + amount > self._budget.total:
             raise TooLargeError(
                 f"the request needs more than the {self._budget.total} {self._budget.unit} that all requests "
-                "together may hold"
+                "together may hold in one of the gateway's processes"
             )
         await self._budget.take(amount, self._owner, self._waited)
         self.held += amount

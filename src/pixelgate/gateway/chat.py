@@ -2,8 +2,8 @@
 
     fetch -> header -> plan -> decode + execute -> render and expand -> check -> engine -> detokenize
 
-What happens to a single picture is in pictures.py. All pictures of a request are worked on at once, on the workers'
-threads; the first error cancels the rest.
+What happens to a single picture is in pictures.py. All pictures of a request are worked on at once, on threads; the
+first error cancels the rest.
 """
 
 from __future__ import annotations

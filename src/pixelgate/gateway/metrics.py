@@ -6,14 +6,16 @@ a kind that can be put together from several processes, gauges as their mode say
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Metric, generate_latest
+from prometheus_client.registry import Collector
 
 from pixelgate.engines.fleet import EngineState
 from pixelgate.errors import PixelgateError
 from pixelgate.gateway.cache import Cache
+from pixelgate.gateway.sums import Family
 
 _SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
 _LAG_SECONDS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1)
@@ -26,6 +28,7 @@ class Metrics:
 
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
+        self.modes: dict[str, str] = {}
         self.requests = self._counter("requests", "Requests answered.", "model", "path", "status")
         self.errors = self._counter("errors", "Requests and connections answered with an error.", "code", "status")
         self.in_flight = self._gauge("requests_in_flight", "Requests under way.")
@@ -46,16 +49,16 @@ class Metrics:
 
         engine = ("model", "engine")
         self.engine_requests = self._counter("engine_requests", "What engines made of requests.", *engine, "outcome")
-        self.engine_usable = self._gauge("engine_usable", "1 if an engine gets requests.", *engine, mode="livemin")
+        self.engine_usable = self._gauge("engine_usable", "1 if an engine gets requests.", *engine, mode="min")
         self.engine_in_flight = self._gauge("engine_requests_in_flight", "Requests at an engine.", *engine)
         self.engine_failures = self._gauge(
-            "engine_failures", "Requests that an engine failed on in a row.", *engine, mode="livemax"
+            "engine_failures", "Requests that an engine failed on in a row.", *engine, mode="max"
         )
         self._engines: dict[str, set[str]] = {}
 
         self.loop_lag = self._histogram("event_loop_lag_seconds", "How late the event loop is.", _LAG_SECONDS)
         self.loop_lag_max = self._gauge(
-            "event_loop_lag_max_seconds", "The most that it was late in the last minute.", mode="livemax"
+            "event_loop_lag_max_seconds", "The most that it was late in the last minute.", mode="max"
         )
 
     def picture(self, model: str, *, pixels: int, tokens: int | None) -> None:
@@ -94,9 +97,18 @@ class Metrics:
         """Show how much a cache holds."""
         self.cache_bytes.labels(tier).set_function(lambda: cache.nbytes)
 
-    def exposition(self) -> bytes:
-        """The Prometheus text format."""
-        return generate_latest(self.registry)
+    def report(self) -> list[Family]:
+        """All samples, as a supervisor adds them to those of other processes."""
+        return [
+            Family(
+                name=metric.name,
+                words=metric.documentation,
+                kind=metric.type,
+                mode=self.modes.get(metric.name, "sum"),
+                samples=[[s.name, s.labels, s.value] for s in metric.samples if not s.name.endswith("_created")],
+            )
+            for metric in self.registry.collect()
+        ]
 
     def _counter(self, name: str, words: str, *labels: str) -> Counter:
         return Counter(f"pixelgate_{name}", words, labels, registry=self.registry)
@@ -104,6 +116,25 @@ class Metrics:
     def _histogram(self, name: str, words: str, buckets: Iterable[float], *labels: str) -> Histogram:
         return Histogram(f"pixelgate_{name}", words, labels, buckets=tuple(buckets), registry=self.registry)
 
-    def _gauge(self, name: str, words: str, *labels: str, mode: str = "livesum") -> Gauge:
+    def _gauge(self, name: str, words: str, *labels: str, mode: str = "sum") -> Gauge:
         """A gauge; ``mode`` is how those of several processes become one."""
-        return Gauge(f"pixelgate_{name}", words, labels, registry=self.registry, multiprocess_mode=mode)  # type: ignore[arg-type]
+        self.modes[f"pixelgate_{name}"] = mode
+        return Gauge(f"pixelgate_{name}", words, labels, registry=self.registry)
+
+
+def exposition(report: Iterable[Family]) -> bytes:
+    """The Prometheus text format of a report."""
+    return generate_latest(_Collected(report))
+
+
+class _Collected(Collector):
+    def __init__(self, report: Iterable[Family]) -> None:
+        self._report = report
+
+    def collect(self) -> Iterator[Metric]:
+        """The report's families."""
+        for family in self._report:
+            metric = Metric(family["name"], family["words"], family["kind"])
+            for sample in family["samples"]:
+                metric.add_sample(*sample)
+            yield metric

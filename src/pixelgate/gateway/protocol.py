@@ -21,12 +21,16 @@ log = logging.getLogger(__name__)
 
 
 class LimitedProtocol(HttpToolsProtocol):
-    """One connection. ``settings`` has the limits, ``refused`` counts; the other arguments are uvicorn's."""
+    """One connection. ``settings`` has the limits, ``refused`` counts; once ``closing`` is set an answer is its last.
 
-    def __init__(self, settings: GatewaySettings, refused: Refused, **arguments: Any) -> None:
+    The other arguments are uvicorn's.
+    """
+
+    def __init__(self, settings: GatewaySettings, refused: Refused, closing: asyncio.Event, **arguments: Any) -> None:
         super().__init__(**arguments)
         self._refused = refused
         self._settings = settings
+        self._closing = closing
         self.timeout_keep_alive = settings.keep_alive_timeout  # type: ignore[assignment]
         self._timer: asyncio.TimerHandle | None = None
         self._in_head = self._in_body = False
@@ -104,6 +108,8 @@ class LimitedProtocol(HttpToolsProtocol):
             raise self._refusal  # ends the parser's work; uvicorn then comes to send_400_response
         self._in_body = True
         super().on_headers_complete()
+        if self._closing.is_set() and self.cycle is not None:
+            self.cycle.keep_alive = False
 
     def on_message_complete(self) -> None:
         """A request's last byte."""

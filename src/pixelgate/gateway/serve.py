@@ -1,9 +1,8 @@
-"""Runs the gateway in this process."""
+"""One process that serves, and how its servers run. supervisor.py has as many as were asked for."""
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 import math
 import resource
@@ -11,8 +10,8 @@ import socket
 import ssl
 import time
 import warnings
-from collections.abc import AsyncIterator, Callable
-from contextlib import AbstractContextManager, asynccontextmanager, nullcontext
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, asynccontextmanager, contextmanager, nullcontext
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -30,17 +29,20 @@ from pixelgate.gateway.phases import check_tracing
 from pixelgate.gateway.protocol import LimitedProtocol
 from pixelgate.gateway.served import ServedModel
 from pixelgate.gateway.settings import GatewaySettings, refuse_same_names
+from pixelgate.gateway.worker import Line
 from pixelgate.process import keep_memory, settle
 
-log = logging.getLogger(__name__)
-
 _TICK = 0.1  # seconds
-_LOOPBACK = ("127.0.0.1", "::1", "localhost")
 _STRANGERS = ("Invalid HTTP request", "Unsupported upgrade request", "No supported WebSocket library")
 
 
-def run(settings: GatewaySettings) -> None:
-    """Serve until a signal ends it. Raises ConfigError or CheckpointError when the gateway cannot start."""
+def run(
+    settings: GatewaySettings, line: Line, sockets: Sequence[socket.socket], admin: Sequence[socket.socket]
+) -> None:
+    """Serve as one of the workers until told to end, on ``line`` or by a signal.
+
+    Raises ConfigError or CheckpointError when the gateway cannot start.
+    """
     logs.configure(settings)
     quieten_strangers()
     quieten_downloads()
@@ -48,37 +50,34 @@ def run(settings: GatewaySettings) -> None:
     allow_open_files()
     if settings.shm == "auto":
         shm.sweep()
-    if settings.host not in _LOOPBACK and not (settings.api_keys or settings.api_key_file):
-        log.warning("anybody who reaches %s may ask: no API key is set", settings.host)
-    with contextlib.suppress(KeyboardInterrupt):  # uvicorn raises SIGINT anew once everything is closed
-        _run(settings)
-
-
-def _run(settings: GatewaySettings) -> None:
     check_tls(settings)
     digests(settings)  # a wrong file, or an extra that is missing, is told now, before anything is waited for
     check_tracing(settings)
     models = _open_models(settings)
-    app = create_app(settings, models)
-    server = Server(server_config(app, settings), app.state.drain, settings.drain_delay)
+    app = create_app(settings, models, summed=line.summed)
+    server = Server(app, settings, partial(line.say, "serving"))
 
     async def serve() -> None:
         # Before the server starts: so a refusal is one readable line, and a signal ends the wait for an engine.
         try:
             for model in models:
                 await model.connect(settings.engine_wait)
+            settle()
+            await line.ready()
         except BaseException:
             for model in models:
                 await model.fleet.close()
             raise
-        settle()
-        async with admin_listener(app.state.admin, settings):
-            await server.serve()
+        async with line.obeyed(app.state.report, server.leave):
+            async with admin_listener(app.state.admin, settings, admin):
+                await server.serve(list(sockets))
+            line.say("report", families=app.state.report())
+            line.over()
 
     try:
         with asyncio.Runner(loop_factory=server.config.get_loop_factory()) as runner:
             runner.run(serve())
-    except SystemExit:  # its way to say that it cannot listen
+    except SystemExit:  # its way to say that it cannot start
         pass
     if not server.started:
         raise ConfigError("the gateway did not start; the log above says why")
@@ -102,41 +101,65 @@ def server_config(app: Starlette, settings: GatewaySettings) -> uvicorn.Config:
 
 
 @asynccontextmanager
-async def admin_listener(app: Starlette | None, settings: GatewaySettings) -> AsyncIterator[int | None]:
-    """Serve the admin's application, if there is one, as long as the block runs; yields its port.
+async def admin_listener(
+    app: Starlette | None, settings: GatewaySettings, sockets: Sequence[socket.socket]
+) -> AsyncIterator[None]:
+    """Serve the admin's application, if there is one, on ``sockets`` as long as the block runs.
 
     It has connections of its own, so that strangers cannot take them all, and leaves signals to the gateway's server.
     """
-    if app is None or settings.admin_address is None:
-        yield None
+    if app is None:
+        yield
         return
-    family = socket.AF_INET6 if ":" in settings.admin_address[0] else socket.AF_INET
-    try:
-        listening = socket.create_server(settings.admin_address, family=family)
-    except OSError as failure:
-        raise ConfigError(f"admin_host {settings.admin_host} cannot be listened on: {failure.strerror}") from None
     server = _Beside(_config(app, settings, lifespan="off"))
-    serving = asyncio.create_task(server.serve(sockets=[listening]))
+    serving = asyncio.create_task(server.serve(sockets=list(sockets)))
     try:
-        yield listening.getsockname()[1]
+        yield
     finally:
         server.should_exit = True
         await serving
 
 
 class Server(uvicorn.Server):
-    """The gateway's server. When it is to end it calls ``drain``, and goes on for ``delay`` seconds.
+    """The server of ``app``, the gateway's. It calls ``listens`` when it takes connections.
 
-    A load balancer takes a while to hear that nothing should be sent here any more.
+    When it is to end it says that it is not ready any more, and goes on for ``drain_delay`` seconds: a load balancer
+    takes a while to hear that nothing should be sent here.
     """
 
-    def __init__(self, config: uvicorn.Config, drain: Callable[[], None], delay: float) -> None:
-        super().__init__(config)
-        self._drain, self._delay = drain, delay
+    def __init__(self, app: Starlette, settings: GatewaySettings, listens: Callable[[], None] = lambda: None) -> None:
+        super().__init__(server_config(app, settings))
+        self._state, self._settings, self._listens = app.state, settings, listens
+        self._delay = settings.drain_delay
+
+    @contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """End with a signal, and do not raise it once more afterwards: there are things left to close."""
+        with super().capture_signals():
+            yield
+            self._captured_signals.clear()
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """Start the application, and listen."""
+        await super().startup(sockets)
+        self._listens()
+
+    async def leave(self) -> None:
+        """End because others are here: take no more connections, but answer what comes over those there are.
+
+        A request may be on its way over a connection that looks idle. So each ends with its next answer, or with the
+        time that it may be idle.
+        """
+        for listening in self.servers:
+            listening.close()
+        self._state.closing.set()
+        await asyncio.sleep(self._settings.keep_alive_timeout)
+        self._delay = 0.0
+        self.should_exit = True
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         """End, at once when a second signal says so."""
-        self._drain()
+        self._state.drain()
         end = time.monotonic() + self._delay
         while not self.force_exit and time.monotonic() < end:  # noqa: ASYNC110 - set where a signal is caught
             await asyncio.sleep(_TICK)
@@ -175,7 +198,7 @@ def _config(app: Starlette, settings: GatewaySettings, **options: Any) -> uvicor
     return uvicorn.Config(
         app,
         loop="uvloop",
-        http=partial(LimitedProtocol, settings, app.state.refused),  # type: ignore[arg-type]
+        http=partial(LimitedProtocol, settings, app.state.refused, app.state.closing),  # type: ignore[arg-type]
         ws="none",
         access_log=False,
         server_header=False,

@@ -7,7 +7,7 @@ import math
 import os
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, Literal, get_args
 
@@ -22,6 +22,9 @@ MIB = 1 << 20
 SharedMemory = Literal["auto", "off"]
 LogLevel = Literal["debug", "info", "warning", "error"]
 LogFormat = Literal["text", "json"]
+
+DIVIDED: Mapping[str, bool] = {"divided": True}
+"""Marks a setting that holds for the whole gateway, and of which every worker gets its part."""
 
 _KEY = re.compile("[!-~]+")
 _HEADER_NAME = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~-]+")
@@ -39,6 +42,7 @@ _COUNTS = (
     "max_pixels_in_flight",
     "max_tensor_bytes_in_flight",
     "max_queue",
+    "workers",
     "threads",
 )
 _KEPT = ("buffer_bytes", "tensor_cache_bytes", "header_cache_bytes", "fetch_cache_bytes")
@@ -135,7 +139,7 @@ class GatewaySettings:
     the gateway is open to whoever reaches it."""
 
     api_key_file: str = ""
-    """A file with more keys, one a line; read once, at start-up."""
+    """A file with more keys, one a line; read at start-up, and at SIGHUP."""
 
     admin_host: str = ""
     """``HOST:PORT``, or ``PORT`` on loopback: where ``/metrics`` is served, without a key, instead of at ``port``."""
@@ -149,7 +153,10 @@ class GatewaySettings:
     tls_key: str = ""
     """The PEM file of the certificate's private key, without a password."""
 
-    max_connections: int = 1000
+    workers: int = 1
+    """Processes that share the port, and divide among them what holds for all requests together."""
+
+    max_connections: int = field(default=1000, metadata=DIVIDED)
     """Connections at once; one more is told 503 and closed."""
 
     max_header_bytes: int = 32 * 1024
@@ -190,35 +197,35 @@ class GatewaySettings:
     special_tokens_in_text: TypedSpecials = "text"
     """Whether special tokens that users type are "text", or control the model ("allow") but for those of pictures."""
 
-    max_bytes_in_flight: int = 1024 * MIB
+    max_bytes_in_flight: int = field(default=1024 * MIB, metadata=DIVIDED)
     """Bytes of bodies and fetched pictures that all requests hold together until their tensors are made."""
 
-    max_pixels_in_flight: int = 512_000_000
+    max_pixels_in_flight: int = field(default=512_000_000, metadata=DIVIDED)
     """Pixels of the pictures that all requests hold together while they are decoded and preprocessed."""
 
-    max_tensor_bytes_in_flight: int = 2048 * MIB
+    max_tensor_bytes_in_flight: int = field(default=2048 * MIB, metadata=DIVIDED)
     """Bytes of pixel tensors that all requests hold together until their engines have them."""
 
     budget_wait: float = 5.0
     """Seconds for which a request waits for room in these three budgets before it is answered 429, with
     ``Retry-After``."""
 
-    max_queue: int = 256
+    max_queue: int = field(default=256, metadata=DIVIDED)
     """Requests that wait for room in one of them, one client's no more than its share; one more is told 429 at once."""
 
-    threads: int = field(default_factory=lambda: len(os.sched_getaffinity(0)))
+    threads: int = field(default_factory=lambda: len(os.sched_getaffinity(0)), metadata=DIVIDED)
     """Threads that decode and preprocess pictures. Default: the cores this process may use."""
 
-    buffer_bytes: int = 64 * MIB
+    buffer_bytes: int = field(default=64 * MIB, metadata=DIVIDED)
     """Tensor memory kept for the next request."""
 
-    tensor_cache_bytes: int = 64 * MIB
+    tensor_cache_bytes: int = field(default=64 * MIB, metadata=DIVIDED)
     """Finished tensors kept for pictures that come again."""
 
-    header_cache_bytes: int = 4 * MIB
+    header_cache_bytes: int = field(default=4 * MIB, metadata=DIVIDED)
     """Sizes kept of pictures that come again, and the names (``uuid``) that clients have given them."""
 
-    fetch_cache_bytes: int = 0
+    fetch_cache_bytes: int = field(default=0, metadata=DIVIDED)
     """Fetched files kept for the client that asked, as long as their hosts' caching headers allow."""
 
     shutdown_timeout: float = 25.0
@@ -280,7 +287,30 @@ class GatewaySettings:
             if getattr(self, name) and not getattr(self, other):
                 raise _wrong(name, f"is of no use without {other}")
         check_keys(self.api_keys, "api_keys")
-        _ = self.admin_address, self.trusted_networks  # raise now rather than later
+        _ = self.trusted_networks  # raise now rather than later
+        if (admin := self.admin_address) and admin[1] == self.port != 0:
+            raise _wrong("admin_host", f"must have another port than the gateway's own, {self.port}")
+
+    def share(self) -> GatewaySettings:
+        """The settings of one worker: its part of what is divided, at least 1 of what there is any of."""
+        whole = {each.name: getattr(self, each.name) for each in fields(self) if each.metadata.get("divided")}
+        return replace(self, **{name: max(value // self.workers, min(value, 1)) for name, value in whole.items()})
+
+    @property
+    def narrow(self) -> list[str]:
+        """What one request may have and no worker's share has room for, in words."""
+        share, media = self.share(), self.media
+        pairs = (
+            ("max_bytes_in_flight", "max_body_bytes", self.max_body_bytes),
+            ("max_bytes_in_flight", "max_bytes of a picture", media.max_bytes),
+            ("max_pixels_in_flight", "max_pixels of a picture", media.max_pixels),
+            ("max_tensor_bytes_in_flight", "max_tensor_bytes", self.max_tensor_bytes),
+        )
+        return [
+            f"{name} is {getattr(share, name)} for each of {self.workers} workers, less than the {one} of {limit}"
+            for name, limit, one in pairs
+            if getattr(share, name) < one <= getattr(self, name)
+        ]
 
     @property
     def admin_address(self) -> tuple[str, int] | None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import deque
-from collections.abc import Callable
 
 from pixelgate.gateway.metrics import Metrics
 
@@ -16,8 +15,8 @@ _SHOWN_EVERY = 1.0
 _REMEMBERED = 60
 
 
-async def watch(metrics: Metrics, show: Callable[[], None]) -> None:
-    """Measure without end, and ``show`` every second what /metrics has of the state of things.
+async def watch(metrics: Metrics) -> None:
+    """Measure without end.
 
     Each look that was due and could not be taken counts, with the time by which it was late: so a stop of the loop
     weighs as much as it does for requests, which come at any time.
@@ -35,7 +34,6 @@ async def watch(metrics: Metrics, show: Callable[[], None]) -> None:
             recent.append(worst)
             metrics.loop_lag_max.set(max(recent))
             shown, worst = now, 0.0
-            show()
 
 
 def observe(metrics: Metrics, late: float) -> None:
