@@ -198,7 +198,8 @@ void run_patches(const Job &job, const Level &level) {
     store.patch_bytes = store.plane_bytes * 3 * job.temporal;
     store.stage_pitch = (store.plane_bytes + 63) / 64 * 64 + STAGE_GAP;
     const int grid_height = job.height / job.patch;
-    store.stream = store.patch_bytes * store.grid_width * grid_height >= STREAM_FROM;
+    const size_t bytes = store.patch_bytes * store.grid_width * grid_height;
+    store.stream = level.finish_streaming && bytes >= STREAM_FROM;
     const size_t stage_bytes = store.stage_pitch * 3 * STAGES + STAGE_GAP;
     const Memory stage = allocate(stage_bytes);
     std::memset(stage.get(), 0, stage_bytes);  // the gaps are read, though never used
@@ -221,7 +222,7 @@ void run_patches(const Job &job, const Level &level) {
         }
     }
     // once, at the end: streamed stores drain while the next rows are resampled
-    if (store.stream && level.finish_streaming) level.finish_streaming();
+    if (store.stream) level.finish_streaming();
 }
 
 // Cuts a row of the canvas into the rows of its tiles.
