@@ -54,8 +54,8 @@ def with_part(part):
 
 
 def test_what_agrees_passes():
-    check(good(), FACTS, PAD)
-    check(EngineRequest("r", (5, 6)), FACTS, PAD)
+    check(good(), FACTS, PROCESSOR.family)
+    check(EngineRequest("r", (5, 6)), FACTS, PROCESSOR.family)
 
 
 @pytest.mark.parametrize(
@@ -79,6 +79,11 @@ def test_what_agrees_passes():
         (with_ids(5, *[PAD] * 4, 6, 7, *[PAD] * 3, 8, PAD), "a placeholder stands outside every span"),
         (with_ids(5, *[PAD] * 4, 6, 7, PAD, 7, PAD, 8, 9), "embeds 2 tokens where its plan says 3"),
         (with_tensor(0, dtype="uint8"), "pixels are uint8 where the engine wants float32"),
+        (changed(spans=(Span(1, 5), Span(7, 3))), "a span has 5 tokens where its plan has 4"),
+        (with_ids(5, *[PAD] * 3, 6, PAD, 7, *[PAD] * 3, 8, 9), "embeds 3 tokens"),
+        (changed(tensors=good().images.tensors[:2]), "the tensors are pixel_values, image_grid_thw"),
+        (with_tensor(1, keep_on_cpu=False), "image_grid_thw has another layout"),
+        (with_tensor(0, sizes=None), "pixel_values has another layout"),
         (with_part(np.zeros((12, 1176), np.uint8)), r"a tensor is uint8\[12, 1176\]"),
         (with_part(np.zeros((8, 1176), np.float32)), r"float32\[8, 1176\] where its plan says \[12, 1176\]"),
         (with_part(np.zeros((12, 588), np.float32)), r"float32\[12, 588\] where its plan says"),
@@ -86,13 +91,13 @@ def test_what_agrees_passes():
 )
 def test_what_does_not_agree_is_never_sent(request_, reason):
     with pytest.raises(InternalError, match=reason) as caught:
-        check(request_, FACTS, PAD)
+        check(request_, FACTS, PROCESSOR.family)
     assert caught.value.status == 500
 
 
 def test_an_engine_that_wants_other_pixels():
     with pytest.raises(InternalError, match="pixels are float32 where the engine wants bfloat16"):
-        check(good(), replace(FACTS, pixel_dtype="bfloat16"), PAD)
+        check(good(), replace(FACTS, pixel_dtype="bfloat16"), PROCESSOR.family)
 
 
 def tiled():
@@ -104,12 +109,13 @@ def tiled():
     first, second = plans[0].tokens, plans[1].tokens
     image = processor.family.placeholder_id
     images = Images(tensors, (Span(1, first), Span(first + 2, second)), ("a" * 64, "b" * 64), image, plans)
-    return EngineRequest("r", (5, *[image] * first, 6, *[image] * second, 7), images=images), image
+    request = EngineRequest("r", (5, *[image] * first, 6, *[image] * second, 7), images=images)
+    return request, processor.family
 
 
 def test_tiles_may_be_filled_up():
-    request_, image = tiled()
-    check(request_, FACTS, image)
+    request_, family = tiled()
+    check(request_, FACTS, family)
 
 
 @pytest.mark.parametrize(
@@ -121,16 +127,36 @@ def test_tiles_may_be_filled_up():
     ],
 )
 def test_tiles_that_no_plan_has(part, reason):
-    request_, image = tiled()
+    request_, family = tiled()
     pixels, *small = request_.images.tensors
     wrong = replace(pixels, parts=(pixels.parts[0], part(pixels.parts[1])))
     wrong_request = replace(request_, images=replace(request_.images, tensors=(wrong, *small)))
     facts = replace(FACTS, takes_mixed_shapes=False)
     with pytest.raises(InternalError, match=reason):
-        check(wrong_request, facts, image)
+        check(wrong_request, facts, family)
 
 
-def test_rows_that_were_not_announced():
-    wrong = (np.array([16], np.int64), np.array([8], np.int64))
-    with pytest.raises(InternalError, match="picture 1 has 12 rows of pixel_values where 8 are announced"):
-        check(with_tensor(2, parts=wrong), FACTS, PAD)
+@pytest.mark.parametrize(
+    ("index", "wrong", "reason"),
+    [
+        (2, [[16], [8]], "patches_per_image of picture 1 is not what its plan says"),
+        (1, [[[1, 4, 4]], [[1, 6, 2]]], "image_grid_thw of picture 1 is not what its plan says"),
+        (1, [[[1, 4, 4]], [[12]]], r"image_grid_thw of picture 1 is int64\[1, 1\], not int64\[1, 3\]"),
+    ],
+)
+def test_small_tensors_that_say_something_else(index, wrong, reason):
+    parts = tuple(np.array(part, np.int64) for part in wrong)
+    with pytest.raises(InternalError, match=reason):
+        check(with_tensor(index, parts=parts), FACTS, PROCESSOR.family)
+
+
+def test_a_placeholder_in_the_place_of_another_token():
+    """Of Pixtral's spans the last token is never one."""
+    processor = load(CHECKPOINTS / "pixtral")
+    plan = processor.plan(height=32, width=64)
+    tensors = processor.family.tensors([plan], [np.zeros(plan.shape, np.float32)])
+    image = processor.family.placeholder_id
+    images = Images(tensors, (Span(1, 10),), ("a" * 64,), image, (plan,))
+    check(EngineRequest("r", (5, *[image] * 4, 12, *[image] * 4, 13, 6), images=images), FACTS, processor.family)
+    with pytest.raises(InternalError, match="a placeholder in the place of another token"):
+        check(EngineRequest("r", (5, *[image] * 5, 12, *[image] * 3, 13, 6), images=images), FACTS, processor.family)

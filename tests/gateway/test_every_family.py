@@ -13,6 +13,7 @@ from pixelgate.errors import CheckpointError
 from pixelgate.gateway.served import open_model
 from pixelgate.gateway.settings import GatewaySettings, ModelSettings
 from pixelgate.prompt.tokens import open_tokenizer
+from pixelgate.testing.openai_server import OpenAIServer
 from pixelgate.testing.strict_engine import StrictEngine
 
 FAMILIES = sorted(SPECIALS)
@@ -88,9 +89,26 @@ async def test_typed_tokens_steal_nothing_and_wedge_nothing(family, tmp_path):
 async def test_pictures_that_one_tensor_cannot_hold_are_refused_by_name(family, tmp_path):
     async with served(family, tmp_path / family) as (engine, running):
         answer = await running.ask([image(picture(120, 200)), image(picture(40, 40))])
-        assert answer.status_code == 400
+        assert (answer.status_code, error_of(answer)["code"]) == (422, "not_carried")
         assert "only if they become equally large" in error_of(answer)["message"]
         assert not engine.requests
+
+
+@pytest.mark.parametrize("family", sorted(ONE_SIZE))
+@pytest.mark.parametrize("stream", [False, True])
+async def test_pictures_that_one_tensor_cannot_hold_go_to_an_engine_that_prepares_them(family, stream, tmp_path):
+    folder = complete(family, tmp_path / family)
+    async with (
+        StrictEngine(folder, vocab_size=210_000, device_normalize=family in DEVICE, reply_ids=(5, 6)) as engine,
+        OpenAIServer(("demo",), reply="Both.") as server,
+        gateway((engine.url, server.url), checkpoint=folder) as running,
+    ):
+        same = [image(picture(120, 200)), image(picture(120, 200, 1))]
+        assert (await running.ask(same, stream=stream)).status_code == 200
+        assert (len(engine.requests), len(server.requests)) == (1, 0)
+        answer = await running.ask([image(picture(120, 200)), image(picture(40, 40))], stream=stream)
+        assert "Both." in answer.text
+        assert (len(engine.requests), len(server.requests), len(server.pictures)) == (1, 1, 2)
 
 
 @pytest.mark.parametrize(

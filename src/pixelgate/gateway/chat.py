@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 import msgspec
 
 from pixelgate.engines.engine import EngineFacts, EngineRequest, Images, Span
-from pixelgate.errors import OptionError, RequestError, TooLargeError
+from pixelgate.errors import NotCarriedError, OptionError, RequestError, TooLargeError
 from pixelgate.gateway.answers import Answer, Piece
 from pixelgate.gateway.check import check
 from pixelgate.gateway.messages import for_template, references
@@ -96,7 +96,7 @@ async def prepare(chat: Chat, services: Services) -> EngineRequest:
         stream=bool(chat.request.stream),
         traceparent=chat.phases.traceparent,
     )
-    check(request, chat.facts, chat.processor.family.placeholder_id)
+    check(request, chat.facts, chat.processor.family)
     chat.request = msgspec.structs.replace(chat.request, messages=[])  # with the data URLs: nobody reads them again
     chat.held.encoded.release()
     return request
@@ -164,7 +164,7 @@ async def admit(chat: Chat, services: Services) -> None:
         )
     if not chat.facts.takes_mixed_shapes and len({plan.shape[1:] for plan in chat.plans}) > 1:
         sizes = ", ".join(f"{plan.shape[-1]}x{plan.shape[-2]}" for plan in chat.plans)
-        raise RequestError(
+        raise NotCarriedError(
             f"this model's engine takes several pictures in one request only if they become equally large; "
             f"these become {sizes}: send pictures of one size",
             param="messages",
