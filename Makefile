@@ -11,13 +11,25 @@ FUZZ_SECONDS ?= 30
 FUZZ_FILES ?= 2000
 SOAK_MINUTES ?= 30
 
-.PHONY: demo test lint fuzz sanitize bench bench-gateway soak ci-full goldens clean
+# An environment with real engines; PIP_ARGS goes to pip where it is made.
+ENGINES ?= $(VENV)/engines
+TINY := $(addprefix tests/real_engines/,make_tiny.py reference.py chats.py)
+
+.PHONY: demo test test-engines recordings lint fuzz sanitize bench bench-gateway soak ci-full goldens clean
 
 demo: $(VENV)/runtime.stamp
 	$(BIN)/pixelgate demo
 
 test: $(VENV)/dev.stamp
 	$(BIN)/python -m pytest --cov --cov-report=term:skip-covered --cov-fail-under=90
+
+# Real engines on the CPU, fed by the gateway, beside their own answers and those of transformers.
+test-engines: $(VENV)/dev.stamp build/engines/transformers.json
+	$(BIN)/python -m pytest tests/real_engines --engines $(ENGINES)
+
+# What the gateway and real engines say to each other, which `make test` replays.
+recordings: $(VENV)/dev.stamp build/engines/transformers.json
+	$(BIN)/python -m pytest tests/real_engines/recordings.py --engines $(ENGINES)
 
 lint: $(VENV)/dev.stamp
 	$(BIN)/ruff check .
@@ -94,6 +106,14 @@ $(VENV)/peer.stamp: tests/goldens/requirements.txt benchmarks/requirements.txt $
 	$(VENV)/peer/bin/python -m pip install --quiet --requirement tests/goldens/requirements.txt
 	$(VENV)/peer/bin/python -m pip install --quiet --requirement benchmarks/requirements.txt --editable '.[fast,gateway]'
 	touch $@
+
+$(ENGINES)/bin/vllm:
+	tests/real_engines/set_up.sh $(ENGINES)
+
+build/engines/transformers.json: $(TINY) | $(ENGINES)/bin/vllm
+	mkdir -p build/engines/checkpoints
+	HF_HUB_OFFLINE=1 $(ENGINES)/bin/python tests/real_engines/make_tiny.py build/engines/checkpoints
+	HF_HUB_OFFLINE=1 OMP_NUM_THREADS=1 $(ENGINES)/bin/python tests/real_engines/reference.py build/engines/checkpoints $@
 
 clean:
 	rm -rf $(VENV) build dist src/*.egg-info src/pixelgate/pixels/*.so
