@@ -11,8 +11,9 @@ FUZZ_SECONDS ?= 30
 FUZZ_FILES ?= 2000
 SOAK_MINUTES ?= 30
 
-# An environment with real engines; PIP_ARGS goes to pip where it is made.
+# Environments with real engines; PIP_ARGS goes to pip where they are made.
 ENGINES ?= $(VENV)/engines
+SGLANG ?= $(VENV)/sglang
 TINY := $(addprefix tests/real_engines/,make_tiny.py reference.py chats.py)
 
 .PHONY: demo test test-engines recordings lint fuzz sanitize bench bench-gateway soak ci-full goldens clean
@@ -24,12 +25,12 @@ test: $(VENV)/dev.stamp
 	$(BIN)/python -m pytest --cov --cov-report=term:skip-covered --cov-fail-under=90
 
 # Real engines on the CPU, fed by the gateway, beside their own answers and those of transformers.
-test-engines: $(VENV)/dev.stamp build/engines/transformers.json
-	$(BIN)/python -m pytest tests/real_engines --engines $(ENGINES)
+test-engines: $(VENV)/dev.stamp build/engines/transformers.json $(SGLANG)/bin/python
+	$(BIN)/python -m pytest tests/real_engines --engines $(ENGINES) --sglang $(SGLANG)
 
 # What the gateway and real engines say to each other, which `make test` replays.
-recordings: $(VENV)/dev.stamp build/engines/transformers.json
-	$(BIN)/python -m pytest tests/real_engines/recordings.py --engines $(ENGINES)
+recordings: $(VENV)/dev.stamp build/engines/transformers.json $(SGLANG)/bin/python
+	$(BIN)/python -m pytest tests/real_engines/recordings.py --engines $(ENGINES) --sglang $(SGLANG)
 
 lint: $(VENV)/dev.stamp
 	$(BIN)/ruff check .
@@ -109,6 +110,9 @@ $(VENV)/peer.stamp: tests/goldens/requirements.txt benchmarks/requirements.txt $
 
 $(ENGINES)/bin/vllm:
 	tests/real_engines/set_up.sh $(ENGINES)
+
+$(SGLANG)/bin/python: | $(ENGINES)/bin/vllm
+	tests/real_engines/set_up_sglang.sh $(SGLANG) $(ENGINES)
 
 build/engines/transformers.json: $(TINY) | $(ENGINES)/bin/vllm
 	mkdir -p build/engines/checkpoints

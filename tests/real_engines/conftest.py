@@ -8,10 +8,12 @@ from kinds import KINDS
 from starting import Workshop
 
 ROOT = Path(__file__).parents[2]
+OPTIONS = {"vllm": "engines", "sglang": "sglang"}
 
 
 def pytest_addoption(parser):
     parser.addoption("--engines", type=Path, default=ROOT / ".venv/engines", help="the environment of set_up.sh")
+    parser.addoption("--sglang", type=Path, default=ROOT / ".venv/sglang", help="the environment of set_up_sglang.sh")
 
 
 @pytest.hookimpl(trylast=True)
@@ -20,6 +22,8 @@ def pytest_collection_modifyitems(items):
     models, kinds = list(MODELS), list(KINDS)
 
     def place(item):
+        if "served" not in item.callspec.params:
+            return False, -1, -1
         kind, model = item.callspec.params["served"]
         return item.get_closest_marker("breaks") is not None, models.index(model), kinds.index(kind)
 
@@ -28,7 +32,8 @@ def pytest_collection_modifyitems(items):
 
 @pytest.fixture(scope="session")
 def workshop(request):
-    made = Workshop({"vllm": request.config.getoption("engines").absolute()}, ROOT / "build/engines")
+    environments = {maker: request.config.getoption(option).absolute() for maker, option in OPTIONS.items()}
+    made = Workshop(environments, ROOT / "build/engines")
     yield made
     made.close()
 

@@ -47,7 +47,54 @@ def _vllm(*more: str) -> Callable[[Path, Path, int], list[str]]:
     return command
 
 
+def _sglang(*program: str) -> Callable[[Path, Path, int], list[str]]:
+    def command(environment: Path, checkpoint: Path, port: int) -> list[str]:
+        return [
+            *(str(environment / "bin/python"), *program, "--host", "127.0.0.1", "--port", str(port)),
+            *("--model-path", str(checkpoint), "--served-model-name", checkpoint.name, "--device", "cpu"),
+            *("--dtype", "float32", "--attention-backend", "torch_native", "--mm-attention-backend", "sdpa"),
+            *("--sampling-backend", "pytorch", "--grammar-backend", "none", "--max-total-tokens", "8192"),
+            *("--max-running-requests", "4", "--disable-radix-cache", "--disable-overlap-schedule"),
+            "--skip-server-warmup",  # with ids that a small vocabulary does not have
+        ]
+
+    return command
+
+
+_SERVER = ("-m", "sglang.launch_server")
+_BESIDE = Path(__file__).parents[2] / "src/pixelgate/beside/sglang_engine.py"
+_ON_CPU = {"SGLANG_USE_CPU_ENGINE": "1", "FLASHINFER_DISABLE_VERSION_CHECK": "1"}
+
 HTTP = Kind("vllm-http", "vllm+http", "vllm", _vllm("--enable-scale-out"), "vllm-http")
 GRPC = Kind("vllm-grpc", "vllm+grpc", "vllm", _vllm("--grpc"), "vllm-http", gives_files=True)
 VLLM = {kind.name: kind for kind in (HTTP, GRPC)}
-KINDS = {**VLLM}
+SGLANG_HTTP = Kind(
+    "sglang-http",
+    "sglang+http",
+    "sglang",
+    _sglang(*_SERVER),
+    "sglang-http",
+    models=tuple(model for model in MODELS if model != "llava"),  # it does not load so small a tower
+    variables=_ON_CPU,
+)
+SGLANG_GRPC = Kind(
+    "sglang-grpc",
+    "sglang+grpc",
+    "sglang",
+    _sglang(*_SERVER, "--smg-grpc-mode"),
+    "sglang-http",
+    gives_files=True,
+    models=("llava_next", "pixtral", "mistral3"),  # of a Qwen it loses the positions
+    variables=_ON_CPU,
+)
+SGLANG_ENGINE = Kind(
+    "sglang-engine",
+    "sglang+engine",
+    "sglang",
+    _sglang(str(_BESIDE)),
+    "sglang-http",
+    models=("qwen2_vl", "qwen2_5_vl", "qwen3_vl"),
+    variables=_ON_CPU,
+)
+SGLANG = {kind.name: kind for kind in (SGLANG_HTTP, SGLANG_GRPC, SGLANG_ENGINE)}
+KINDS = {**VLLM, **SGLANG}

@@ -227,7 +227,15 @@ RECIPES = {
     "qwen2_vl": qwen(
         "2",
         processor="Qwen2VLProcessor",
-        vision={"depth": 2, "embed_dim": 64, "hidden_size": 128, "num_heads": 2, "mlp_ratio": 2, "patch_size": 14},
+        vision={
+            "depth": 2,
+            "embed_dim": 64,
+            "hidden_size": 128,
+            "num_heads": 2,
+            "mlp_ratio": 2,
+            "patch_size": 14,
+            "in_chans": 3,  # the name by which SGLang knows it
+        },
         sections=[4, 6, 6],
         **CLIP,
         image_processor_type="Qwen2VLImageProcessor",

@@ -14,7 +14,7 @@ import msgspec
 
 def speaks_grpc(scheme: str) -> bool:
     """Whether engines of a scheme are behind gRPC, and not HTTP."""
-    return scheme.endswith("grpc")
+    return scheme.endswith(("grpc", "engine"))
 
 
 class Exchange(msgspec.Struct, frozen=True):
