@@ -34,6 +34,11 @@ def settle() -> None:
     """Once everything is loaded that stays: give back what loading it took, and look for no garbage in it any more."""
     gc.collect()
     gc.freeze()
+    trim()
+
+
+def trim() -> None:
+    """Give memory that is kept for the next picture back to the system, as far as glibc can."""
     if (malloc_trim := _glibc("malloc_trim")) is not None:
         malloc_trim(0)
 

@@ -10,7 +10,7 @@ import pytest
 from pixelgate.errors import BusyError
 from pixelgate.gateway.budget import Budget
 from pixelgate.gateway.fairness import FairQueue, Owner
-from pixelgate.gateway.workers import Workers
+from pixelgate.gateway.threads import Threads
 
 
 def drained(queue):
@@ -64,28 +64,28 @@ async def test_a_full_queue_is_told_at_once():
 
 
 async def test_one_picture_does_not_wait_for_two_hundred():
-    workers, order, go = Workers(1), [], threading.Event()
+    threads, order, go = Threads(1), [], threading.Event()
 
     def work(name):
         go.wait(5)
         order.append(name)
 
     try:
-        many = [asyncio.create_task(workers.run(Owner("a", "many"), work, f"a{i}")) for i in range(200)]
+        many = [asyncio.create_task(threads.run(Owner("a", "many"), work, f"a{i}")) for i in range(200)]
         await asyncio.sleep(0)
-        same_client = asyncio.create_task(workers.run(Owner("a", "one"), work, "a-one"))
-        other_client = asyncio.create_task(workers.run(Owner("b", "one"), work, "b-one"))
+        same_client = asyncio.create_task(threads.run(Owner("a", "one"), work, "a-one"))
+        other_client = asyncio.create_task(threads.run(Owner("b", "one"), work, "b-one"))
         await asyncio.sleep(0)
         go.set()
         await asyncio.gather(*many, same_client, other_client)
     finally:
-        workers.shutdown()
+        threads.shutdown()
     assert max(order.index("b-one"), order.index("a-one")) < 8
     assert [name for name in order if "-" not in name] == [f"a{i}" for i in range(200)]
 
 
 async def test_work_that_is_given_up_is_not_begun_and_its_turn_goes_on():
-    workers, begun, go = Workers(1), [], threading.Event()
+    threads, begun, go = Threads(1), [], threading.Event()
 
     def work(name):
         begun.append(name)
@@ -96,11 +96,11 @@ async def test_work_that_is_given_up_is_not_begun_and_its_turn_goes_on():
         raise ValueError("no")
 
     try:
-        tasks = [asyncio.create_task(workers.run(Owner("a", str(i)), work, i)) for i in range(5)]
+        tasks = [asyncio.create_task(threads.run(Owner("a", str(i)), work, i)) for i in range(5)]
         await asyncio.sleep(0.05)
         for task in tasks[:1] + tasks[2:4]:  # the running one, and two that wait
             task.cancel()
-        failing = asyncio.create_task(workers.run(Owner("b", "1"), fails))
+        failing = asyncio.create_task(threads.run(Owner("b", "1"), fails))
         await asyncio.sleep(0)
         go.set()
         assert await tasks[1] == 1
@@ -108,11 +108,11 @@ async def test_work_that_is_given_up_is_not_begun_and_its_turn_goes_on():
         with pytest.raises(ValueError, match="no"):
             await failing
         assert begun == [0, 1, 4]
-        assert await workers.run(Owner(), work, "last") == "last"
+        assert await threads.run(Owner(), work, "last") == "last"
         await asyncio.sleep(0.05)
-        assert workers._turns.used == 0
+        assert threads._turns.used == 0
     finally:
-        workers.shutdown()
+        threads.shutdown()
     with pytest.raises(RuntimeError):
-        await workers.run(Owner(), work, "late")
-    assert workers._turns.used == 0
+        await threads.run(Owner(), work, "late")
+    assert threads._turns.used == 0

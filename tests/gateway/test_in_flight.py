@@ -169,3 +169,21 @@ async def test_clients_that_hang_up_give_everything_back(budgets, monkeypatch):
         asked.cancel()
         await nothing_is_held(budgets)
         await until(lambda: tasks() <= before)
+
+
+async def test_a_prompt_does_not_wait_for_the_pictures_of_others(monkeypatch):
+    begun, leave, execute = threading.Event(), threading.Event(), pictures.execute
+
+    def held(*arguments, **options):
+        begun.set()
+        leave.wait(30)
+        return execute(*arguments, **options)
+
+    monkeypatch.setattr(pictures, "execute", held)
+    async with strict_engine() as engine, small(engine, threads=1) as running:
+        asked = [asyncio.create_task(running.ask([image(picture(56, 56, n))])) for n in range(4)]
+        await asyncio.to_thread(begun.wait)
+        assert (await running.ask("Hello")).status_code == 200
+        assert not any(task.done() for task in asked)
+        leave.set()
+        assert {(await task).status_code for task in asked} == {200}

@@ -96,5 +96,5 @@ def test_an_engine_that_is_gone_is_not_usable():
 async def test_work_waits_for_a_worker():
     services = Services.of(GatewaySettings(models=(ModelSettings("x", ("local:reader",)),), threads=1))
     async with services.running():
-        assert await services.workers.run(NOBODY, lambda a, b: a + b, 1, 2) == 3
-    assert samples(services.metrics)["pixelgate_worker_wait_seconds_count",] == 1
+        assert await services.threads.run(NOBODY, lambda a, b: a + b, 1, 2) == 3
+    assert samples(services.metrics)["pixelgate_thread_wait_seconds_count",] == 1

@@ -19,6 +19,7 @@ from pixelgate.errors import RequestError
 from pixelgate.gateway.access import Access, digests
 from pixelgate.gateway.completions import ChatCompletions
 from pixelgate.gateway.endpoint import Endpoint
+from pixelgate.gateway.idle import give_back_memory
 from pixelgate.gateway.metrics import exposition
 from pixelgate.gateway.passthrough import PassThrough
 from pixelgate.gateway.render import RenderChat
@@ -108,7 +109,8 @@ class _Gateway:
             for name, served in self._models.items():
                 facts = await served.connect(self._settings.engine_wait)
                 log.info("model %s is ready; its engines want %s pixels", name, facts.pixel_dtype)
-            stack.push_async_callback(_ended, asyncio.create_task(watch(self.services.metrics)))
+            for beside in (watch(self.services.metrics), give_back_memory(self.services.activity)):
+                stack.push_async_callback(_ended, asyncio.create_task(beside))
             stack.callback(self.drain)
             self._ready = True
             yield

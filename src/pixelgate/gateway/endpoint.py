@@ -171,7 +171,8 @@ class Endpoint(ABC):
         status = 500
         metrics.in_flight.inc()
         try:
-            status = await self._respond(exchange)
+            with self.services.activity.request():
+                status = await self._respond(exchange)
         except ClientDisconnect:
             status = _CLIENT_GONE
             log.info("the client hung up")

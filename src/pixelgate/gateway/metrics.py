@@ -33,7 +33,7 @@ class Metrics:
         self.errors = self._counter("errors", "Requests and connections answered with an error.", "code", "status")
         self.in_flight = self._gauge("requests_in_flight", "Requests under way.")
         self.phases = self._histogram("phase_seconds", "Time of a request by phase.", _SECONDS, "model", "phase")
-        self.worker_wait = self._histogram("worker_wait_seconds", "Time that work waits for a worker.", _SECONDS)
+        self.thread_wait = self._histogram("thread_wait_seconds", "Time that work waits for a worker.", _SECONDS)
         self.prompt_tokens = self._counter("prompt_tokens", "Tokens of prompts that were answered.", "model")
         self.completion_tokens = self._counter("completion_tokens", "Tokens of answers.", "model")
 

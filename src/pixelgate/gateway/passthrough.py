@@ -166,7 +166,7 @@ async def prepare(passage: Passage, services: Services) -> ChatCall:
     body["messages"] = [_message(message, left) for message in request.messages]
     if options := {**model.options, **own}:
         body["mm_processor_kwargs"] = options
-    first = await services.workers.run(passage.held.owner, _digest, pictures[0].data) if pictures else ""
+    first = await services.errands.run(passage.held.owner, _digest, pictures[0].data) if pictures else ""
     return ChatCall(body, nbytes=sum(map(len, urls)), picture=first, traceparent=passage.phases.traceparent)
 
 
@@ -200,7 +200,7 @@ async def obtain(passage: Passage, services: Services, processor: Processor | No
         isolated = None
         if isolation.takes(data):
             isolated = await services.apart(owner, isolation.header, data, _decoding(processor))
-        return await services.workers.run(owner, look, data, isolated)
+        return await services.errands.run(owner, look, data, isolated)
 
 
 async def _data_url(passage: Passage, services: Services, processor: Processor | None, picture: Picture) -> str:
@@ -217,7 +217,7 @@ async def _data_url(passage: Passage, services: Services, processor: Processor |
         rows = None
         if picture.isolated:
             rows = await services.apart(passage.held.owner, services.isolation.rows, data, _decoding(processor))
-        url = await services.workers.run(passage.held.owner, work, rows)
+        url = await services.threads.run(passage.held.owner, work, rows)
     services.metrics.picture(passage.model.name, pixels=picture.pixels, tokens=plan.tokens if plan else None)
     return url
 

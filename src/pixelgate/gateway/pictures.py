@@ -68,7 +68,7 @@ class Pictures:
         """What is known of a picture from before, or else from its header."""
         memory, owner, decoding = self.services.memory, self.held.owner, self.processor.decoding
         if data is not None:
-            known = await self.services.workers.run(owner, self._look, data)
+            known = await self.services.errands.run(owner, self._look, data)
             if isinstance(known, str):  # its digest: only a process of its own may look at the file
                 header = await self.services.apart(owner, self.services.isolation.header, data, decoding)
                 known = Known(known, header, isolated=True)
@@ -126,7 +126,7 @@ class Pictures:
             if picture.known.isolated:
                 with phases.measure("decode", **about):
                     rows = await services.apart(owner, services.isolation.rows, data, self.processor.decoding)
-            made = await services.workers.run(owner, work, rows)
+            made = await services.threads.run(owner, work, rows)
         services.metrics.tensor_bytes.labels(phases.model).inc(made.nbytes)
         return made
 

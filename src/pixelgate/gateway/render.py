@@ -37,7 +37,7 @@ class RenderChat(Endpoint):
         if with_tensors and request.images:
             with naming("messages"):
                 await chat.held.encoded.take(_answer_bytes(request.images))
-        data = await self.services.workers.run(chat.held.owner, rendered, chat.model.name, request, with_tensors)
+        data = await self.services.threads.run(chat.held.owner, rendered, chat.model.name, request, with_tensors)
         give_back(chat, self.services)
         await exchange.reply(Response(data, media_type="application/json"))
         return 200

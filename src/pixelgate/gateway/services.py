@@ -11,11 +11,12 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from pixelgate.errors import PixelgateError
 from pixelgate.gateway.budget import Budget, Share
 from pixelgate.gateway.fairness import Owner
+from pixelgate.gateway.idle import Activity
 from pixelgate.gateway.memory import Memory
 from pixelgate.gateway.metrics import Metrics
 from pixelgate.gateway.phases import Phases, open_tracing
 from pixelgate.gateway.settings import GatewaySettings
-from pixelgate.gateway.workers import Workers
+from pixelgate.gateway.threads import Threads
 from pixelgate.media import files, source
 from pixelgate.media.decode import Backend
 from pixelgate.media.fetch import Fetcher
@@ -39,14 +40,20 @@ class Held:
 
 @dataclass(frozen=True)
 class Services:
-    """What all requests share."""
+    """What all requests share.
+
+    ``errands`` is for what is over in a moment: it has threads of its own, so that no prompt waits for the pictures of
+    others, which take up to seconds on ``threads``.
+    """
 
     settings: GatewaySettings
     fetcher: Fetcher
     isolation: Isolation
-    workers: Workers
+    threads: Threads
+    errands: Threads
     memory: Memory
     metrics: Metrics
+    activity: Activity
     tracing: Tracing | None
     encoded: Budget
     pixels: Budget
@@ -65,9 +72,11 @@ class Services:
             settings=settings,
             fetcher=Fetcher(settings.media),
             isolation=Isolation(settings.media, settings.threads),
-            workers=Workers(settings.threads, metrics.worker_wait.observe),
+            threads=Threads(settings.threads, metrics.thread_wait.observe),
+            errands=Threads(settings.threads, metrics.thread_wait.observe),
             memory=Memory(settings, metrics),
             metrics=metrics,
+            activity=Activity(),
             tracing=open_tracing(settings),
             encoded=budget("bytes", settings.max_bytes_in_flight),
             pixels=budget("pixels", settings.max_pixels_in_flight),
@@ -81,7 +90,8 @@ class Services:
         async with AsyncExitStack() as stack:
             if self.tracing is not None:
                 stack.push_async_callback(asyncio.to_thread, self.tracing.close)
-            stack.callback(self.workers.shutdown)
+            stack.callback(self.threads.shutdown)
+            stack.callback(self.errands.shutdown)
             await stack.enter_async_context(self.fetcher)
             await stack.enter_async_context(self.isolation)
             yield
@@ -91,9 +101,9 @@ class Services:
         policy, owner = self.settings.media, held.owner
         match source.parse(url, policy):
             case source.DataSource() as inside:  # counted with the body
-                return await self.workers.run(owner, source.payload, inside, policy)
+                return await self.errands.run(owner, source.payload, inside, policy)
             case source.FileSource() as path:
-                data = await self.workers.run(owner, files.read, path, policy)
+                data = await self.errands.run(owner, files.read, path, policy)
                 await held.encoded.take(len(data))
                 return data
             case source.UrlSource() as outside:

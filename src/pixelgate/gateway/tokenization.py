@@ -65,7 +65,7 @@ class Tokenize(Endpoint):
 
     async def _prompt(self, exchange: Exchange, request: TokenizeRequest, prompt: str) -> int:
         model, _ = self.model(exchange, request.model)
-        ids = await self.services.workers.run(exchange.owner, whole_prompt, model.tokenizer, prompt)
+        ids = await self.services.errands.run(exchange.owner, whole_prompt, model.tokenizer, prompt)
         return await self._reply(exchange, request, ids, framed=request.add_special_tokens is not False)
 
     async def _reply(self, exchange: Exchange, request: TokenizeRequest, ids: Sequence[int], *, framed: bool) -> int:
@@ -74,7 +74,7 @@ class Tokenize(Endpoint):
         tokens = [*before, *ids, *after]
         texts = None
         if request.return_token_strs:
-            texts = await self.services.workers.run(exchange.owner, lambda: [*map(model.tokenizer.token_text, tokens)])
+            texts = await self.services.errands.run(exchange.owner, lambda: [*map(model.tokenizer.token_text, tokens)])
         answer = {"count": len(tokens), "max_model_len": facts.max_context, "tokens": tokens, "token_strs": texts}
         await exchange.reply(as_json(answer))
         return 200
@@ -94,7 +94,7 @@ class Detokenize(Endpoint):
         return self._text(exchange, model.tokenizer, request.tokens)
 
     async def _text(self, exchange: Exchange, tokenizer: Tokenizer, ids: Sequence[int]) -> int:
-        text = await self.services.workers.run(exchange.owner, text_of, tokenizer, ids)
+        text = await self.services.errands.run(exchange.owner, text_of, tokenizer, ids)
         await exchange.reply(as_json({"prompt": text}))
         return 200
 

@@ -17,16 +17,16 @@ _T = TypeVar("_T")
 _AHEAD = 2  # jobs handed over for each thread, so that none waits for the event loop between two
 
 
-class Workers:
-    """``threads`` threads. What waits for one waits in a fair queue: a request is done when its share is done.
+class Threads:
+    """``count`` threads. What waits for one waits in a fair queue: a request is done when its share is done.
 
     ``waited`` is told, on the thread, for how many seconds a job had to wait for it.
     """
 
-    def __init__(self, threads: int, waited: Waited = lambda seconds: None) -> None:
+    def __init__(self, count: int, waited: Waited = lambda seconds: None) -> None:
         self._waited = waited
-        self._pool = ThreadPoolExecutor(threads, thread_name_prefix="pixelgate-worker")
-        self._turns = Budget("jobs", _AHEAD * threads)
+        self._pool = ThreadPoolExecutor(count, thread_name_prefix="pixelgate-thread")
+        self._turns = Budget("jobs", _AHEAD * count)
 
     async def run(self, owner: Owner, work: Callable[..., _T], *arguments: Any) -> _T:
         """The result of ``work`` on a thread. Cancelled before its turn it is not begun."""
