@@ -139,31 +139,41 @@ def _with_seals(
     it as seals: added tokens with the flags of the special ones, and a text that nobody can type.
     """
     secret = secrets.token_hex(16)
-    # The library numbers added tokens from the count of the others. In a vocabulary with gaps words have these numbers,
-    # so they are filled up with tokens that nobody can type either; decoding must not see those.
+    seals = {id_: f"\ue000{secret}.{id_}\ue001" for id_ in special}
+    added = [
+        tokenizers.AddedToken(
+            seal,
+            single_word=special[id_].single_word,
+            lstrip=special[id_].lstrip,
+            rstrip=special[id_].rstrip,
+            normalized=special[id_].normalized,
+        )
+        for id_, seal in seals.items()
+    ]
     gaps = vocab_size - backend.get_vocab_size(with_added_tokens=True)
-    encoder = backend
-    if gaps > 0:
-        encoder = tokenizers.Tokenizer.from_str(backend.to_str())
-        encoder.encode_special_tokens = True
+    encoder = _copy(backend) if gaps > 0 else backend
+    encoder.add_tokens(added)
+    if gaps > 0 and _collide(encoder, seals.values(), vocab_size):
+        # The library numbers added tokens from the count of the others, and in this vocabulary words have these
+        # numbers. So they are filled up with tokens that nobody can type either; decoding must not see those.
+        encoder = _copy(backend)
         fillers = [f"\ue000{secret}-{number}\ue001" for number in range(gaps)]
         encoder.add_tokens([tokenizers.AddedToken(filler, normalized=False) for filler in fillers])
-    seals = {id_: f"\ue000{secret}.{id_}\ue001" for id_ in special}
-    encoder.add_tokens(
-        [
-            tokenizers.AddedToken(
-                seal,
-                single_word=special[id_].single_word,
-                lstrip=special[id_].lstrip,
-                rstrip=special[id_].rstrip,
-                normalized=special[id_].normalized,
-            )
-            for id_, seal in seals.items()
-        ]
-    )
-    if any((encoder.token_to_id(seal) or 0) < vocab_size for seal in seals.values()):
+        encoder.add_tokens(added)
+    if _collide(encoder, seals.values(), vocab_size):
         raise CheckpointError("the tokenizer's vocabulary has numbers that do not follow each other")
     return encoder, seals
+
+
+def _copy(backend: tokenizers.Tokenizer) -> tokenizers.Tokenizer:
+    copy = tokenizers.Tokenizer.from_str(backend.to_str())
+    copy.encode_special_tokens = True  # which is not part of the string
+    return copy
+
+
+def _collide(encoder: tokenizers.Tokenizer, seals: Iterable[str], vocab_size: int) -> bool:
+    """Whether a seal has the number of another token."""
+    return any((encoder.token_to_id(seal) or 0) < vocab_size for seal in seals)
 
 
 def _spelled(character: str) -> list[str]:
