@@ -22,6 +22,7 @@ from pixelgate.media.policy import MediaPolicy
 BAD_DECODER = (sys.executable, str(Path(__file__).parents[1] / "media" / "bad_decoder.py"))
 NOISE = np.random.default_rng(3).integers(0, 256, (56, 84, 3), np.uint8)
 PLACE = "messages[0].content[0].image_url"
+FORGETFUL = {"tensor_cache_bytes": 0, "header_cache_bytes": 0}  # so that a picture is decoded each time
 
 
 def encoded(form, **options):
@@ -70,7 +71,7 @@ def bad(how):
 
 async def test_a_decoder_that_dies_or_hangs_costs_one_request(bad_decoder, capfd):
     media = MediaPolicy(decode_timeout=1)
-    async with strict_engine() as engine, gateway(engine.url, media=media) as running:
+    async with strict_engine() as engine, gateway(engine.url, media=media, **FORGETFUL) as running:
         for how, words in (
             (b"abort", "the GIF picture cannot be decoded: its decoder broke down over it"),
             (b"segfault", "broke down"),
