@@ -183,6 +183,16 @@ async def test_a_name_stands_for_a_picture_of_the_same_client(runs):
         assert error_of(too_long)["param"] == "messages[0].content[0].uuid"
 
 
+async def test_a_name_given_in_the_same_request_stands_for_what_it_brings():
+    old, new = picture(224, 280), picture(56, 56)
+    async with strict_engine() as engine, gateway(engine.url, tensor_cache_bytes=0) as running:
+        assert (await running.ask([called("x", old)])).status_code == 200
+        for content in ([called("x", new), called("x")], [called("x"), called("x", new)]):
+            assert (await running.ask(content)).status_code == 200
+            assert len(set(hashes(engine))) == 1
+            assert len(tensors(engine)[0]) == 2 * 16 * 1176
+
+
 async def test_a_name_whose_picture_is_no_longer_kept_is_refused():
     async with strict_engine() as engine, gateway(engine.url, tensor_cache_bytes=0) as running:
         assert (await running.ask([called("cat", picture(56, 56))])).status_code == 200

@@ -49,6 +49,29 @@ def test_a_client_waits_with_no_more_than_its_share_of_requests():
         assert queue.is_full_for(Owner(client, "2"), 4)
 
 
+async def test_who_gives_up_takes_nobodys_turn():
+    budget, served = Budget("bytes", 10, wait=30, most_waiting=4), []
+    await budget.take(10)
+
+    async def ask(client, number):
+        await budget.take(10, Owner(client, str(number)))
+        served.append((client, number))
+        budget.give_back(10)
+
+    gone = [asyncio.create_task(ask("a", number)) for number in range(3)]
+    await asyncio.sleep(0)
+    for task in gone:
+        task.cancel()
+    await asyncio.gather(*gone, return_exceptions=True)
+    waiting = [asyncio.create_task(ask(client, number)) for number in (7, 8) for client in "ab"]
+    await asyncio.sleep(0)
+    budget.give_back(10)
+    await asyncio.gather(*waiting)
+    assert served == [("a", 7), ("b", 7), ("a", 8), ("b", 8)]
+    assert budget.used == 0
+    assert not budget._queue
+
+
 async def test_a_full_queue_is_told_at_once():
     budget = Budget("bytes", 10, wait=30, most_waiting=2)
     await budget.take(10)

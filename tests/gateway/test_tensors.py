@@ -9,7 +9,7 @@ import random
 import numpy as np
 import pytest
 
-from pixelgate.errors import DecodeError
+from pixelgate.errors import BusyError, DecodeError
 from pixelgate.gateway.cache import Cache
 from pixelgate.gateway.tensors import Tensors
 from pixelgate.pixels.buffers import BufferPool
@@ -101,6 +101,32 @@ async def test_everybody_gets_the_failure_and_may_say_of_it_where():
     assert failures[1].param is None
     assert len(runs) == 1
     assert (await tensors.obtain("a", maker(tensors, 1))).array[0, 0] == 1  # a failure is not kept
+
+
+async def test_whoever_only_names_a_tensor_makes_none_but_waits_for_it():
+    tensors = Tensors(BufferPool(1 << 20), 0)
+    assert await tensors.obtain("a", None) is None
+    made = asyncio.create_task(tensors.obtain("a", maker(tensors, 5, wait=0.01)))
+    await asyncio.sleep(0)
+    named = await tensors.obtain("a", None)
+    assert named is await made
+    assert named.users == 2
+
+
+async def test_when_the_first_is_told_to_come_back_the_next_tries():
+    tensors, log = Tensors(BufferPool(1 << 20), 1 << 20), []
+
+    async def busy():
+        await asyncio.sleep(0.01)
+        raise BusyError("later")
+
+    first = asyncio.create_task(tensors.obtain("a", busy))
+    await asyncio.sleep(0)
+    others = [asyncio.create_task(tensors.obtain("a", maker(tensors, value, log))) for value in (1, 2)]
+    with pytest.raises(BusyError):
+        await first
+    assert [(await other).array[0, 0] for other in others] == [1, 1]
+    assert log == [1]
 
 
 async def test_memory_goes_back_when_it_is_neither_kept_nor_used():

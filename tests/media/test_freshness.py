@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from multidict import CIMultiDict
 
 from pixelgate.media.freshness import seconds
 
@@ -41,4 +42,11 @@ DATE = "Mon, 30 Nov 2026 12:00:00 GMT"
     ],
 )
 def test_what_headers_say(headers, expected):
-    assert seconds(headers) == expected
+    assert seconds(CIMultiDict(headers)) == expected
+
+
+def test_headers_on_several_lines_are_one():
+    lines = [("cache-control", "max-age=60"), ("Cache-Control", "no-store")]
+    assert seconds(CIMultiDict(lines)) == 0
+    assert seconds(CIMultiDict([*lines[:1], ("Vary", "Accept"), ("Vary", "*")])) == 0
+    assert seconds(CIMultiDict([*lines[:1], ("Cache-Control", "public")])) == 60

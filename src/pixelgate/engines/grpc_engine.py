@@ -6,8 +6,10 @@ import asyncio
 import contextlib
 import hashlib
 import logging
-from collections.abc import AsyncGenerator, Callable, Iterator
+import time
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator
 from dataclasses import dataclass
+from math import inf
 from typing import Any, ClassVar
 
 import grpc
@@ -35,6 +37,8 @@ _NOTICED_AFTER = 0.05  # seconds, until the library has noticed that a connectio
 _ARCHIVE_TIMEOUT = 60.0
 _ENCODE_IN_THREAD_FROM = 1 << 20  # bytes; below, the copy is quicker than the way to a thread
 _LOGGED_DETAILS = 500  # characters
+_PATIENCE = 30.0  # seconds until a request whose turn to be sent does not come goes elsewhere
+_LATE = "The engine did not answer in time."
 _CLOSED = "The connection to the engine was closed."
 _CONSTRAINT_FAILED = "smg-constraint-failed"  # the trailer with which a servicer says so
 
@@ -127,14 +131,15 @@ class GrpcEngine:
         connection, facts = await self._ready_for(request)
         drops = connection.drops  # of another connection what has been told may not be true
         segments = Segments() if self._memory and facts.shared_memory == self._memory else None
-        call, begun, over = None, False, False
+        call, begun, over, since = None, False, False, inf
         try:
-            async with connection.sending:
+            async with _turn(connection, request):
                 message = await self._encoded(request, segments)
                 if not connection.up() or connection.drops != drops:
                     raise EngineUnreachableError(_CLOSED)
                 # From here on the request may have reached the engine.
                 trace = (("traceparent", request.traceparent),) if request.traceparent else None
+                since = time.monotonic()
                 call = connection.generate(timeout=self._generate_timeout, metadata=trace)
                 await _send(call, message)
                 del message
@@ -152,6 +157,8 @@ class GrpcEngine:
         except grpc.aio.AioRpcError as error:
             over = True
             failure = self._unread(error, segments) or self._failure(error)
+            if error.code() is grpc.StatusCode.INTERNAL and time.monotonic() - since >= (self._generate_timeout or inf):
+                failure = EngineTimeoutError(_LATE)  # the library's way to say so while it is sending
             if type(failure) is EngineUnavailableError and not begun and await self._well(connection, drops):
                 failure = EngineDeclinedError(failure.message)
             raise failure from None
@@ -177,6 +184,7 @@ class GrpcEngine:
             if segments is None:
                 raise
             log.warning("tensors cannot be written to shared memory and go in the message: %s", failure.strerror)
+            segments.remove()  # what is there of them would be in the engine's way
             return await self._encoded(request, None)
 
     def _unread(self, error: grpc.aio.AioRpcError, segments: Segments | None) -> EngineError | None:
@@ -319,9 +327,29 @@ class GrpcEngine:
             case grpc.StatusCode.UNAVAILABLE:
                 return EngineUnavailableError("The engine is not available.")
             case grpc.StatusCode.DEADLINE_EXCEEDED:
-                return EngineTimeoutError("The engine did not answer in time.")
+                return EngineTimeoutError(_LATE)
             case _:
                 return EngineError("The engine failed.")
+
+
+@contextlib.asynccontextmanager
+async def _turn(connection: Connection, request: EngineRequest) -> AsyncIterator[None]:
+    """A request with pictures waits until few others are being sent. Raises EngineDeclinedError if it waits too long.
+
+    An engine that has stopped reading keeps theirs for as long as an answer may take.
+    """
+    if request.images is None:
+        yield
+        return
+    try:
+        async with asyncio.timeout(_PATIENCE):
+            await connection.sending.acquire()
+    except TimeoutError:
+        raise EngineDeclinedError("The engine does not take in the pictures of others.") from None
+    try:
+        yield
+    finally:
+        connection.sending.release()
 
 
 async def _send(call: Any, message: bytes) -> None:

@@ -49,7 +49,8 @@ class Budget:
         if self.most_waiting is not None and self._queue.is_full_for(owner, self.most_waiting):
             raise BusyError(_BUSY)
         turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._queue.push(owner, (amount, turn))
+        place = amount, turn
+        self._queue.push(owner, place)
         start = time.perf_counter()
         try:
             async with asyncio.timeout(self.wait):
@@ -58,7 +59,7 @@ class Budget:
             if turn.done() and not turn.cancelled():  # its turn came at the very moment of its end
                 self.give_back(amount)
             else:
-                turn.cancel()
+                self._queue.remove(owner, place)
                 self._lend()  # who stood behind it may fit
             if isinstance(failure, TimeoutError):
                 raise BusyError(_BUSY) from None
@@ -74,7 +75,7 @@ class Budget:
     def _lend(self) -> None:
         while self._queue:
             amount, turn = self._queue.peek()
-            if not turn.done():  # done ones have given up
+            if not turn.done():  # whoever is done has given up, and is about to take its place out
                 if self.used + amount > self.total:
                     return
                 self.used += amount

@@ -24,7 +24,7 @@ from pixelgate.gateway.phases import Phases
 from pixelgate.gateway.pictures import Picture, Pictures
 from pixelgate.gateway.sampling import sampling
 from pixelgate.gateway.served import Prompting, ServedModel
-from pixelgate.gateway.services import Held, Services, naming, together
+from pixelgate.gateway.services import Held, Services, naming
 from pixelgate.gateway.tensors import Lease
 from pixelgate.gateway.wire import ChatRequest
 from pixelgate.models.family import Family
@@ -49,6 +49,7 @@ class Chat:
     plans: tuple[ImagePlan, ...] = ()
     prompt_tokens: int = 0
     completion_tokens: int = 0
+    may_be_handed_on: bool = False
     leases: list[Lease] = field(default_factory=list)
 
     @property
@@ -78,7 +79,7 @@ async def prepare(chat: Chat, services: Services) -> EngineRequest:
     with naming("messages"):
         await admit(chat, services)
     with chat.phases.measure("preprocess"):
-        chat.leases = await together(map(pictures.tensor, planned))
+        chat.leases = await pictures.tensors(planned)
 
     prompt = await render_prompt(chat, services)
     chat.prompt_tokens = len(prompt.token_ids)
@@ -97,9 +98,15 @@ async def prepare(chat: Chat, services: Services) -> EngineRequest:
         traceparent=chat.phases.traceparent,
     )
     check(request, chat.facts, chat.processor.family)
-    chat.request = msgspec.structs.replace(chat.request, messages=[])  # with the data URLs: nobody reads them again
-    chat.held.encoded.release()
+    if not chat.may_be_handed_on:
+        forget_messages(chat)
     return request
+
+
+def forget_messages(chat: Chat) -> None:
+    """With the data URLs in them: nobody reads them again."""
+    chat.request = msgspec.structs.replace(chat.request, messages=[])
+    chat.held.encoded.release()
 
 
 async def plan_pictures(chat: Chat, pictures: Pictures) -> list[Picture]:
@@ -112,7 +119,7 @@ async def plan_pictures(chat: Chat, pictures: Pictures) -> list[Picture]:
         raise RequestError(f"the request has {len(wanted)} pictures; at most {limit} are allowed", param="messages")
 
     with chat.phases.measure("fetch"):
-        planned = await together(map(pictures.obtain, wanted))
+        planned = await pictures.obtain_all(wanted)
     chat.plans = tuple(picture.plan for picture in planned)
     chat.phases.note(pictures=len(planned), image_tokens=chat.image_tokens)
     return planned
@@ -137,6 +144,7 @@ async def answer(chat: Chat, request: EngineRequest, services: Services) -> Asyn
             if first:
                 chat.phases.add("first_token", time.perf_counter() - sent)
                 give_back(chat, services)  # an engine that answers has read the tensors
+                forget_messages(chat)
                 first = False
             piece = answers[delta.index].push(delta)
             chat.prompt_tokens = delta.prompt_tokens or chat.prompt_tokens

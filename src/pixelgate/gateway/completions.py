@@ -37,7 +37,9 @@ class ChatCompletions(Endpoint):
         passage = Passage(exchange.own_id, parsed, passing, exchange.phases, held) if passing else None
         if passage and parsed.model not in self.models:
             return self._hand_on(passage, exchange)
-        return self._tensors(self.chat(exchange, parsed, held), passage, exchange)
+        chat = self.chat(exchange, parsed, held)
+        chat.may_be_handed_on = passage is not None
+        return self._tensors(chat, passage, exchange)
 
     async def _tensors(self, chat: Chat, passage: Passage | None, exchange: Exchange) -> int:
         """Answer through an engine that takes tensors, or, where it cannot take these, through the other kind."""
@@ -46,7 +48,10 @@ class ChatCompletions(Endpoint):
         except NotCarriedError:
             if passage is None:
                 raise
-            return await self._hand_on(passage, exchange)
+        # Not inside: the failure holds the tensors, which nobody reads any more.
+        chat.leases.clear()
+        chat.held.tensors.release()
+        return await self._hand_on(passage, exchange)
 
     async def _complete(self, chat: Chat, exchange: Exchange) -> int:
         request = await prepare(chat, self.services)

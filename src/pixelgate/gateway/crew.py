@@ -17,6 +17,7 @@ from pixelgate.gateway.settings import GatewaySettings
 _STEADY_SECONDS = 10.0  # a worker that served for less has failed to start, in effect
 _MOST_TRIES = 5
 _PAUSE, _LONGEST_PAUSE = 0.5, 30.0  # seconds; doubled from try to try
+_LONGEST_ANSWER = 600.0  # seconds; by then calls of engines have ended
 _LAST_SECONDS = 2.0  # beyond shutdown_timeout, until a worker is killed
 
 log = logging.getLogger(__name__)
@@ -81,8 +82,10 @@ class Crew:
 
     async def ended(self) -> None:
         """Wait for the end of all, which has been asked for."""
-        patience = self.settings.shutdown_timeout + _LAST_SECONDS
-        patience += self.settings.keep_alive_timeout if self._draining else self.settings.drain_delay
+        if self._draining:
+            patience = self.settings.keep_alive_timeout + _LONGEST_ANSWER + _LAST_SECONDS
+        else:
+            patience = self.settings.drain_delay + self.settings.shutdown_timeout + _LAST_SECONDS
         await asyncio.gather(*(child.end(patience) for child in self.children))
 
     def _child(self, number: int) -> Child:
@@ -115,7 +118,7 @@ class Crew:
             if failures >= _MOST_TRIES and not any(each.serves for each in self.children):
                 raise ConfigError("no worker serves any more, and new ones end as soon as they start; the log says why")
             self.listeners.renew(number, self.settings.workers)
-            pause = min(_PAUSE * 2 ** (failures - 1), _LONGEST_PAUSE) if failures else 0.0
+            pause = min(_PAUSE * 2.0 ** min(failures - 1, 10), _LONGEST_PAUSE) if failures else 0.0
             log.warning("worker %d is gone; another one is started in %g seconds", child.id, pause)
             await asyncio.sleep(pause)
             self.children[number] = self._child(number)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
+from contextlib import suppress
 from typing import Generic, NamedTuple, TypeVar
 
 _T = TypeVar("_T")
@@ -48,6 +49,17 @@ class FairQueue(Generic[_T]):
         if requests:
             self._clients[client] = requests
         return item
+
+    def remove(self, owner: Owner, item: _T) -> None:
+        """Take out an item that waits no more, if it is still there."""
+        requests = self._clients.get(owner.client, {})
+        items = requests.get(owner.request, deque())
+        with suppress(ValueError):
+            items.remove(item)
+        if not items:
+            requests.pop(owner.request, None)
+        if not requests:
+            self._clients.pop(owner.client, None)
 
     def is_full_for(self, owner: Owner, most: int) -> bool:
         """Whether the owner's client has as many requests waiting as it may: ``most`` alone, else its share of them.

@@ -18,8 +18,10 @@ _ACCESS = logging.getLogger("pixelgate.access")
 
 def configure(settings: GatewaySettings) -> None:
     """Log to standard error as the settings say."""
-    handler = logging.StreamHandler()
+    handler, root = logging.StreamHandler(), logging.getLogger()
     handler.setFormatter(JsonFormatter() if settings.log_format == "json" else TextFormatter())
+    for before in [each for each in root.handlers if isinstance(each.formatter, JsonFormatter | TextFormatter)]:
+        root.removeHandler(before)
     logging.basicConfig(level=settings.log_level.upper(), handlers=[handler])
 
 

@@ -39,8 +39,8 @@ class Memory:
         for tier, cache in (("header", self._known), ("fetch", self._fetched), ("tensor", self.tensors.kept)):
             metrics.watch_cache(tier, cache)
 
-    async def tensor(self, identity: str, make: Make) -> Lease:
-        """A finished tensor, or what ``make`` makes, once for all who want it now."""
+    async def tensor(self, identity: str, make: Make | None) -> Lease | None:
+        """A finished tensor, or what ``make`` makes, once for all who want it now; None without it."""
         return self._noted("tensor", self.tensors.find(identity)) or await self.tensors.obtain(identity, make)
 
     def known(self, digest: str, decoding: str) -> Known | None:
@@ -69,7 +69,8 @@ class Memory:
         """Keep a fetched file for as long as its host allows."""
         if fetched.fresh_for > 0:
             until = time.monotonic() + fetched.fresh_for
-            self._fetched.put((client, url), (fetched.data, until), len(fetched.data))
+            nbytes = len(fetched.data) + len(url.host) + len(url.target) + _KNOWN_BYTES
+            self._fetched.put((client, url), (fetched.data, until), nbytes)
 
     def _noted(self, tier: str, found: _T | None) -> _T | None:
         self._metrics.cache_events.labels(tier, "miss" if found is None else "hit").inc()

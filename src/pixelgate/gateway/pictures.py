@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -13,7 +15,7 @@ from pixelgate.engines.engine import EngineFacts
 from pixelgate.errors import ImageRefusedError, MediaError
 from pixelgate.gateway.memory import Known
 from pixelgate.gateway.messages import Reference
-from pixelgate.gateway.services import Held, Services, naming
+from pixelgate.gateway.services import Held, Services, naming, together
 from pixelgate.gateway.tensors import Lease
 from pixelgate.pixels.plan import ImagePlan, execute
 from pixelgate.processor import Processor
@@ -42,6 +44,21 @@ class Pictures:
     facts: EngineFacts
     held: Held
 
+    async def obtain_all(self, references: Sequence[Reference]) -> list[Picture]:
+        """The pictures of the request in their order, those that it only names when it has brought all others."""
+        found: dict[str, Picture] = {}
+        for named in (False, True):
+            some = [reference for reference in references if (reference.url is None) == named]
+            found |= {picture.param: picture for picture in await together(map(self.obtain, some))}
+        return [found[reference.param] for reference in references]
+
+    async def tensors(self, pictures: Sequence[Picture]) -> list[Lease]:
+        """Their finished tensors; those that are only named are looked for when all others have been begun."""
+        begun = sorted(pictures, key=lambda picture: picture.data is None)
+        leases = await together(map(self.tensor, begun))
+        found = {picture.param: lease for picture, lease in zip(begun, leases, strict=True)}
+        return [found[picture.param] for picture in pictures]
+
     async def obtain(self, reference: Reference) -> Picture:
         """Fetch a picture and plan it from its header; no pixel is decoded."""
         with naming(reference.param), self.held.phases.span("picture", picture=reference.param):
@@ -59,7 +76,10 @@ class Pictures:
     async def tensor(self, picture: Picture) -> Lease:
         """A picture's finished tensor: kept from before, or made, once for all who want it now."""
         with naming(picture.param):
-            lease = await self.services.memory.tensor(picture.identity, lambda: self._made(picture))
+            make = None if picture.data is None else partial(self._made, picture, picture.data)
+            lease = await self.services.memory.tensor(picture.identity, make)
+            if lease is None:
+                raise _forgotten()
         plan = picture.plan
         self.services.metrics.picture(self.held.phases.model, pixels=plan.height * plan.width, tokens=plan.tokens)
         return lease
@@ -96,10 +116,8 @@ class Pictures:
         facts = (self.processor.fingerprint, self.facts.pixel_dtype, plan.height, plan.width, plan.views, known.digest)
         return hashlib.sha256(repr(facts).encode()).hexdigest()
 
-    async def _made(self, picture: Picture) -> NDArray[Any]:
-        """Decode a picture and run its plan, on one worker, into pooled memory."""
-        if (data := picture.data) is None:
-            raise _forgotten()
+    async def _made(self, picture: Picture, data: bytes) -> NDArray[Any]:
+        """Decode a picture and run its plan, on one thread, into pooled memory."""
         plan, owner, services = picture.plan, self.held.owner, self.services
         phases = self.held.phases
         about: dict[str, str | int] = {
@@ -116,7 +134,7 @@ class Pictures:
                 with phases.measure("decode", **about):
                     image = self.processor.rgb(data)
             with phases.measure("execute", **about, tokens=plan.tokens):
-                # Taken on the worker: if it is cancelled meanwhile nobody has the array, and nobody reuses it.
+                # Taken on the thread: if it is cancelled meanwhile nobody has the array, and nobody reuses it.
                 out = services.memory.tensors.buffers.take(plan.shape, dtype)
                 return execute(plan, image, out, dtype=dtype)
 

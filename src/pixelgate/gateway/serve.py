@@ -145,7 +145,7 @@ class Server(uvicorn.Server):
         self._listens()
 
     async def leave(self) -> None:
-        """End because others are here: take no more connections, but answer what comes over those there are.
+        """End because others are here: take no more connections, but answer all that comes over those there are.
 
         A request may be on its way over a connection that looks idle. So each ends with its next answer, or with the
         time that it may be idle.
@@ -155,6 +155,7 @@ class Server(uvicorn.Server):
         self._state.closing.set()
         await asyncio.sleep(self._settings.keep_alive_timeout)
         self._delay = 0.0
+        self.config.timeout_graceful_shutdown = None  # nobody is in a hurry
         self.should_exit = True
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:

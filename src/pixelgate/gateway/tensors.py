@@ -14,7 +14,7 @@ from typing import Any
 
 from numpy.typing import NDArray
 
-from pixelgate.errors import PixelgateError
+from pixelgate.errors import BusyError, PixelgateError
 from pixelgate.gateway.cache import Cache
 from pixelgate.pixels.buffers import BufferPool, memory_of
 
@@ -57,17 +57,28 @@ class Tensors:
             lease.users += 1
         return lease
 
-    async def obtain(self, identity: str, make: Make) -> Lease:
-        """A tensor that is kept, or is being made for another request, or else what ``make`` makes.
+    async def obtain(self, identity: str, make: Make | None) -> Lease | None:
+        """A tensor that is kept, or is being made for another request, or else what ``make`` makes; None without it.
 
         It goes on being made for the others when whoever wanted it first gives up, and is cancelled when all have. What
-        ``make`` raises everybody gets.
+        ``make`` raises everybody gets, but that the gateway is too busy for whoever began: then the next tries.
         """
-        if (lease := self.find(identity)) is not None:
-            return lease
-        flight = self._flights.get(identity)
-        if flight is None:
-            flight = self._flights[identity] = _Flight(asyncio.create_task(self._run(identity, make)))
+        while True:
+            if (lease := self.find(identity)) is not None:
+                return lease
+            flight, begins = self._flights.get(identity), False
+            if flight is None:
+                if make is None:
+                    return None
+                flight, begins = _Flight(asyncio.create_task(self._run(identity, make))), True
+                self._flights[identity] = flight
+            try:
+                return await self._landed(identity, flight)
+            except BusyError:
+                if begins:
+                    raise
+
+    async def _landed(self, identity: str, flight: _Flight) -> Lease:
         flight.waiting += 1
         try:
             return await asyncio.shield(flight.task)

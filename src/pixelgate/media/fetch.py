@@ -158,12 +158,15 @@ class Fetcher:
 
     async def _hop(self, source: UrlSource, taking: Taking | None) -> Fetched | _Redirect:
         """The file, or the URL it redirects to; a GET may be repeated, so what looks transient is tried again."""
+        counted = taking and _Counted(taking)
         for retry in range(self.policy.fetch_retries):
             try:
-                return await self._request(source, taking)
+                return await self._request(source, counted)
             except _TransientError:
                 await asyncio.sleep(_RETRY_PAUSE * 2**retry)
-        return await self._request(source, taking)
+                if counted is not None:
+                    counted.arrived = 0
+        return await self._request(source, counted)
 
     async def _request(self, source: UrlSource, taking: Taking | None) -> Fetched | _Redirect:
         if self._session is None:
@@ -236,6 +239,21 @@ class Fetcher:
         if not body:
             raise FetchError("the picture's host sent an empty answer")
         return bytes(body)
+
+
+class _Counted:
+    """Takes room for bytes as they arrive. What a try that failed has taken is there for the next."""
+
+    def __init__(self, taking: Taking) -> None:
+        self._taking = taking
+        self._taken = 0
+        self.arrived = 0
+
+    async def __call__(self, nbytes: int) -> None:
+        self.arrived += nbytes
+        if (more := self.arrived - self._taken) > 0:
+            await self._taking(more)
+            self._taken += more
 
 
 class _CheckedResolver(AbstractResolver):
