@@ -104,11 +104,15 @@ def _parser() -> argparse.ArgumentParser:
         action="append",
         default=[],
         metavar="URL",
-        help="vllm+grpc://HOST:PORT, vllm+http://HOST:PORT, openai+http://HOST:PORT/v1, local:transformers, "
+        help="vllm+grpc://HOST:PORT, vllm+http://, sglang+grpc://, sglang+http://, openai+http://, local:transformers, "
         "local:reader; dns+vllm+grpc://NAME:PORT for each address of a name, file:PATH for those in a file",
     )
     _http_flags(serve)
-    serve.add_argument("--resize", action="store_true", help="send openai+ engines pictures in the size that is used")
+    serve.add_argument(
+        "--resize",
+        action="store_true",
+        help="send engines that prepare pictures themselves theirs in the size that is used",
+    )
     serve.add_argument(
         "--name", default="", help="the model's name for clients (default: the id, the directory's or the engine's)"
     )
@@ -131,7 +135,7 @@ def _parser() -> argparse.ArgumentParser:
         action="append",
         required=True,
         metavar="URL",
-        help="vllm+grpc://HOST:PORT, vllm+http://HOST:PORT; may be given several times",
+        help="vllm+grpc://HOST:PORT, vllm+http://, sglang+grpc://, ...; may be given several times",
     )
     _http_flags(doctor)
     doctor.add_argument("--revision", help=_REVISION)

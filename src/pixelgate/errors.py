@@ -99,6 +99,12 @@ class MediaError(RequestError):
     code = "invalid_image"
 
 
+class NotKeptError(MediaError):
+    """A picture that a client has only named, and that the gateway does not keep: it has to be sent."""
+
+    code = "image_not_kept"
+
+
 class FetchError(MediaError):
     """A picture that could not be fetched, or must not be."""
 

@@ -198,7 +198,8 @@ async def test_a_name_whose_picture_is_no_longer_kept_is_refused():
         assert (await running.ask([called("cat", picture(56, 56))])).status_code == 200
         gone = await running.ask([called("cat")])
         assert gone.status_code == 400
-        assert "held any more" in error_of(gone)["message"]
+        assert "keeps no picture of this uuid" in error_of(gone)["message"]
+        assert error_of(gone)["code"] == "image_not_kept"
 
 
 async def test_files_are_fetched_anew_unless_the_operator_and_the_host_allow_otherwise():

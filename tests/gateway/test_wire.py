@@ -90,11 +90,15 @@ def refused(sent):
             f"messages[0].content[1].type {KINDS}",
         ),
         (part(type="text"), "messages[0].content[1].text", "messages[0].content[1].text is missing"),
-        (part(type="image_url"), "messages[0].content[1].image_url", "messages[0].content[1].image_url is missing"),
+        (
+            part(type="image_url"),
+            "messages[0].content[1].image_url",
+            "messages[0].content[1].image_url is missing, and there is no uuid",
+        ),
         (
             part(type="image_url", image_url=None),
             "messages[0].content[1].image_url",
-            "messages[0].content[1].image_url is missing",
+            "messages[0].content[1].image_url is missing, and there is no uuid",
         ),
         (
             part(type="image_url", image_url={}),

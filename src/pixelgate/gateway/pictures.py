@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pixelgate.engines.engine import EngineFacts
-from pixelgate.errors import ImageRefusedError, MediaError
+from pixelgate.errors import ImageRefusedError, NotKeptError
 from pixelgate.gateway.memory import Known
 from pixelgate.gateway.messages import Reference
 from pixelgate.gateway.services import Held, Services, naming, together
@@ -149,5 +149,5 @@ class Pictures:
         return made
 
 
-def _forgotten() -> MediaError:
-    return MediaError("no picture of this uuid is held any more: send it with its image_url")
+def _forgotten() -> NotKeptError:
+    return NotKeptError("the gateway keeps no picture of this uuid, or not any more: send it with its image_url")

@@ -91,6 +91,7 @@ class Supervisor:
 
     async def _reloaded(self, old: Crew) -> None:
         """Exchange the crew for one with a configuration that is read anew, if that is right."""
+        log.info("reading the configuration anew")
         old.leave()
         sockets = old.listeners.count
         try:
@@ -101,6 +102,7 @@ class Supervisor:
             old.keep()
             return
         logs.configure(self._crew.settings)
+        log.info("the new configuration is taken over; workers with the old one finish what they have begun")
         old.drain()
         self._beside(self._gone(old))
 

@@ -222,7 +222,7 @@ def parse_chat(body: bytes | bytearray) -> ChatRequest:
 
 def _check_picture(part: ImagePart, param: str) -> None:
     if part.url is None and not part.uuid:
-        raise RequestError(f"{param}.image_url is missing", param=f"{param}.image_url")
+        raise RequestError(f"{param}.image_url is missing, and there is no uuid", param=f"{param}.image_url")
     if len(part.uuid or "") > MAX_UUID:
         raise RequestError(f"{param}.uuid may have at most {MAX_UUID} characters", param=f"{param}.uuid")
 
