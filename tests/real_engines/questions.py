@@ -23,10 +23,13 @@ def greedy(model: str, title: str, **more: Any) -> dict[str, Any]:
     return {"model": model, "messages": messages(CHATS[title]), **fixed, **more}
 
 
-def questions(model: str, expected: dict[str, Any]) -> dict[str, dict[str, Any]]:
-    """All requests to be made of a model, by title. ``expected`` is what transformers answers to the chats."""
+def questions(model: str, expected: dict[str, Any], maker: str) -> dict[str, dict[str, Any]]:
+    """All requests to be made of a model, by title. ``expected`` is what transformers answers to the chats.
+
+    The parameters are vLLM's: SGLang has narrower ranges for some.
+    """
     asked = {title: greedy(model, title) for title in CHATS}
-    if model == SAMPLED:
+    if model == SAMPLED and maker == "vllm":
         for title, fields in sampled(expected[BASE]).items():
             asked[title] = {name: value for name, value in greedy(model, BASE, **fields).items() if value is not None}
     return asked

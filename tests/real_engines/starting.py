@@ -49,7 +49,7 @@ class Workshop:
     @property
     def questions(self) -> dict[str, dict[str, Any]]:
         """What the engine is asked, by title."""
-        return questions(self.model, self.expected)
+        return questions(self.model, self.expected, self.kind.maker)
 
     def serve(self, kind: Kind, model: str) -> Gateway:
         """A gateway in front of an engine of this kind with this model; whatever else runs is ended first.
