@@ -126,7 +126,7 @@ async def plan_pictures(chat: Chat, pictures: Pictures) -> list[Picture]:
 
 
 async def render_prompt(chat: Chat, services: Services) -> Prompt:
-    """Messages to token ids, on a worker."""
+    """Messages to token ids, on a thread."""
     with chat.phases.measure("render"):
         return await services.errands.run(
             chat.held.owner, render, chat.request, chat.model, chat.processor.family, chat.plans
