@@ -29,6 +29,7 @@ struct Weights {
     // Four taps per multiply-add (8 bit x 8 bit): weight = sum over d of digit[d] * 256^d, balanced. Vertical axes have
     // this form where they are not narrow.
     int32_t digits;
+    int32_t half, shift;       // out = clip((half * 256^(digits - 1) + sum) >> shift)
     const int32_t *groups;     // vertical: first group of row i; one more entry at the end
     const int32_t *quads;      // vertical: per group and digit, the digits of four taps
     const int32_t *steps;      // horizontal: first step of each block of 16 output bytes; one more entry at the end

@@ -69,6 +69,10 @@ void Preparation::make_digits() {
     int8_t unused[3];
     const bool two = std::all_of(weights_.begin(), weights_.end(), [&](int32_t w) { return split(w, 2, unused); });
     digits = two ? 2 : 3;
+    // Half is added in units of the highest digit; where it is no multiple of them, all is scaled up until it is.
+    const int unit = 8 * (digits - 1);
+    shift = std::max(axis.precision, unit + 1);
+    half = 1 << (shift - 1 - unit);
     if (channels && int64_t(axis.size_in) * channels >= WINDOW) make_programme();
     if (!channels && !narrow) make_quads();
 }
@@ -81,7 +85,7 @@ void Preparation::make_quads() {
             int8_t quad[3][4] = {};
             for (int t = 0; t < 4 && first + t < axis.count[i]; t++) {
                 int8_t digit[3] = {};
-                split(weights[first + t], digits, digit);
+                split(scaled(weights[first + t]), digits, digit);
                 for (int d = 0; d < digits; d++) quad[d][t] = digit[d];
             }
             for (int d = 0; d < digits; d++) {
@@ -126,7 +130,7 @@ void Preparation::make_programme() {
                     const int64_t byte = int64_t(next[lane]) * channels + channel - base;
                     if (byte >= WINDOW) break;
                     int8_t digit[3] = {};
-                    split(axis.weights[size_t(x) * axis.taps + next[lane] - axis.start[x]], digits, digit);
+                    split(scaled(axis.weights[size_t(x) * axis.taps + next[lane] - axis.start[x]]), digits, digit);
                     steps_made[at + lane * 4 + t] = uint8_t(byte);
                     for (int d = 0; d < digits; d++)
                         steps_made[at + WINDOW * (1 + d) + lane * 4 + t] = uint8_t(digit[d]);

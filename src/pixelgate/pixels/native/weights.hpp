@@ -21,6 +21,7 @@ class Preparation : public Weights {
     void make_pairs();
     void make_quads();
     void make_programme();
+    int32_t scaled(int32_t weight) const { return weight * (1 << (shift - axis.precision)); }
 
     std::vector<int32_t> start_, count_, weights_, paired_, groups_, quads_, steps_, offsets_;
     Memory programme_;
