@@ -61,6 +61,20 @@ class Resampler {
         if (job_.rows && (vertical_only() || !vertical_first())) level_.vertical(*job_.rows, block_, begin, end);
     }
 
+    // Asks for the source of bytes `begin` to `end` of a later block's rows, so that begin() need not wait for it.
+    void prefetch(int first, int count, size_t begin, size_t end) const {
+        int row = first, last = first + count;
+        if (job_.rows) {
+            const Axis &axis = job_.rows->axis;
+            row = axis.start[first - 1] + axis.count[first - 1];  // rows before are in use
+            last = axis.start[last - 1] + axis.count[last - 1];
+        }
+        const size_t bytes_in = size_t(job_.width_in) * job_.channels, bytes = size_t(job_.width) * 3;
+        const size_t source_begin = begin * bytes_in / bytes, source_end = end * bytes_in / bytes;
+        for (; row < last; row++)
+            for (size_t x = source_begin; x < source_end; x += 64) __builtin_prefetch(source(row) + x, 0, 2);
+    }
+
     void fill(int first, int count, uint8_t *const *targets) {
         begin(first, count, targets);
         finish(0, size_t(job_.width) * 3);
@@ -218,6 +232,11 @@ void run_patches(const Job &job, const Level &level) {
         finish(chunk);
         for (int x = 0; x < store.grid_width; x += chunk) {
             finish(x + 2 * chunk);  // a chunk ahead: it can then be loaded without waiting for the stores
+            if (store.stream && y + 1 < grid_height) {
+                const size_t patch_bytes = size_t(job.patch) * 3;
+                resampler.prefetch((y + 1) * job.patch, job.patch, x * patch_bytes,
+                                   std::min(size_t(x + chunk) * patch_bytes, row_bytes));
+            }
             level.patches(store, {y, x, std::min(x + chunk, store.grid_width)}, strip.targets[0], strip.pitch);
         }
     }
