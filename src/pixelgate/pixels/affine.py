@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, Literal
+from typing import Any, Final, Literal
 
 import ml_dtypes
 import numpy as np
@@ -21,6 +21,7 @@ NUMPY_DTYPES: dict[str, np.dtype[Any]] = {
     "float16": np.dtype(np.float16),
     "uint8": np.dtype(np.uint8),
 }
+DTYPE_NAMES: Final = {dtype: name for name, dtype in NUMPY_DTYPES.items()}  # `dtype.name` takes microseconds
 
 
 def _float32(values: tuple[float, float, float]) -> NDArray[np.float32]:

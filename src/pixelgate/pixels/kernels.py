@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from pixelgate.errors import KernelError
 from pixelgate.pixels import binding
-from pixelgate.pixels.affine import NUMPY_DTYPES, Arithmetic
+from pixelgate.pixels.affine import DTYPE_NAMES, Arithmetic
 from pixelgate.pixels.resample import Resample
 
 MAX_SIDE = 1 << 17
@@ -216,7 +216,7 @@ def _work(
 
 def _set_affine(job: binding.Job, out: NDArray[Any], table: NDArray[Any], arithmetic: Arithmetic | None) -> None:
     _check_table(table, out.dtype)
-    job.element = _ELEMENTS[out.dtype.name]
+    job.element = _ELEMENTS[DTYPE_NAMES[out.dtype]]
     job.table = table.ctypes.data
     if arithmetic is not None:
         job.has_arithmetic = 1
@@ -245,7 +245,7 @@ def _check_table(table: NDArray[Any], dtype: np.dtype[Any]) -> None:
 
 
 def _check_output(out: NDArray[Any], shape: tuple[int, ...], image: NDArray[np.uint8]) -> None:
-    if out.dtype.name not in _ELEMENTS or out.dtype != NUMPY_DTYPES[out.dtype.name]:
+    if out.dtype not in DTYPE_NAMES:
         raise KernelError(f"output of dtype {out.dtype} is not one of {', '.join(_ELEMENTS)}")
     if out.shape != shape:
         raise KernelError(f"output of shape {out.shape} does not fit the plan, which gives {shape}")

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from pixelgate.errors import KernelError
 from pixelgate.pixels import kernels
-from pixelgate.pixels.affine import NUMPY_DTYPES, Affine
+from pixelgate.pixels.affine import DTYPE_NAMES, NUMPY_DTYPES, Affine
 from pixelgate.pixels.kernels import Window
 from pixelgate.pixels.resample import Resample
 
@@ -209,7 +209,7 @@ def _store_patches(
         patch=layout.patch,
         merge=layout.merge,
         temporal=layout.temporal,
-        table=plan.affine.table_as(out.dtype.name),
+        table=plan.affine.table_as(DTYPE_NAMES[out.dtype]),
         arithmetic=plan.affine.arithmetic if out.dtype != np.uint8 else None,
         level=level,
     )
@@ -230,7 +230,7 @@ def _store_tiles(plan: ImagePlan, image: NDArray[np.uint8], out: NDArray[Any], l
             view.resize,
             view.resample,
             part,
-            table=plan.affine.table_as(out.dtype.name),
+            table=plan.affine.table_as(DTYPE_NAMES[out.dtype]),
             arithmetic=plan.affine.arithmetic if out.dtype != np.uint8 else None,
             window=view.crop,
             canvas=(pad.height, pad.width),

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pixelgate.errors import KernelError
-from pixelgate.pixels.affine import NUMPY_DTYPES, Affine
+from pixelgate.pixels.affine import DTYPE_NAMES, NUMPY_DTYPES, Affine
 from pixelgate.pixels.plan import FloatView, ImagePlan, Patches
 
 Invert = Callable[[NDArray[Any], int], NDArray[np.uint8]]
@@ -30,7 +30,7 @@ def unpack(plan: ImagePlan, tensor: NDArray[Any], view: int = 0) -> NDArray[np.u
     """
     if tensor.shape != plan.shape:
         raise KernelError(f"the plan's tensor has shape {list(plan.shape)}, but the array has {list(tensor.shape)}")
-    dtype = next((name for name, known in NUMPY_DTYPES.items() if tensor.dtype == known), None)
+    dtype = DTYPE_NAMES.get(tensor.dtype)
     if dtype is None:
         raise KernelError(f"dtype {str(tensor.dtype)!r} is not one of {', '.join(NUMPY_DTYPES)}")
     invert = _inverse(plan.affine, dtype)
