@@ -68,7 +68,7 @@ async def test_many_large_pictures_are_decoded_a_few_at_a_time(monkeypatch):
 
 
 async def test_nobody_keeps_the_event_loop(monkeypatch):
-    """D59: base64, headers, decoding, resizing and rendering are the workers'."""
+    """D59: base64, headers, decoding, resizing and rendering are the workers', but for what takes no time."""
     loop_thread, at_work = threading.get_ident(), set()
 
     def noted(module, name):
@@ -85,7 +85,8 @@ async def test_nobody_keeps_the_event_loop(monkeypatch):
         noted(module, name)
     noise = [image(picture(768, 1085, seed, "JPEG")) for seed in range(4)]
     async with strict_engine() as engine, gateway(engine.url) as running:
-        for response in await asyncio.gather(*(running.ask(noise, max_tokens=1) for _ in range(4))):
+        long = [*noise, {"type": "text", "text": "What is this? " * 200}]
+        for response in await asyncio.gather(*(running.ask(long, max_tokens=1) for _ in range(4))):
             assert response.status_code == 200
     assert at_work == {(name, False) for name in ("execute", "render", "payload", "rgb", "header")}
 

@@ -19,7 +19,7 @@ from pixelgate.engines.engine import EngineFacts, EngineRequest, Images, Span
 from pixelgate.errors import NotCarriedError, OptionError, RequestError, TooLargeError
 from pixelgate.gateway.answers import Answer, Piece
 from pixelgate.gateway.check import check
-from pixelgate.gateway.messages import for_template, references
+from pixelgate.gateway.messages import characters, for_template, references
 from pixelgate.gateway.phases import Phases
 from pixelgate.gateway.pictures import Picture, Pictures
 from pixelgate.gateway.sampling import sampling
@@ -33,6 +33,8 @@ from pixelgate.pixels.plan import ImagePlan
 from pixelgate.processor import Processor
 from pixelgate.prompt.expand import Prompt, build
 from pixelgate.prompt.tokens import Tokenizer
+
+_SHORT, _FEW = 2000, 8000  # characters, and tokens of pictures, of a prompt that is made within a millisecond
 
 
 @dataclass
@@ -126,10 +128,16 @@ async def plan_pictures(chat: Chat, pictures: Pictures) -> list[Picture]:
 
 
 async def render_prompt(chat: Chat, services: Services) -> Prompt:
-    """Messages to token ids, on a thread."""
+    """Messages to token ids, on a thread unless they are short."""
     with chat.phases.measure("render"):
-        return await services.errands.run(
-            chat.held.owner, render, chat.request, chat.model, chat.processor.family, chat.plans
+        return await services.errand(
+            chat.held.owner,
+            render,
+            chat.request,
+            chat.model,
+            chat.processor.family,
+            chat.plans,
+            at_once=characters(chat.request) <= _SHORT and chat.image_tokens <= _FEW,
         )
 
 

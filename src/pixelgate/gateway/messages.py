@@ -33,14 +33,18 @@ def references(messages: Sequence[Message]) -> Iterator[Reference]:
 
 
 def check_texts(request: ChatRequest, most: int) -> None:
-    """Raise TooLargeError if a request has more text than ``most`` characters; a message or part counts as 100 more.
+    """Raise TooLargeError if a request has more text than ``most`` characters.
 
     Rendering and encoding take a second and some hundred megabytes for a million characters.
     """
-    found = sum(map(_characters, request.messages))
-    found += _characters_of([request.tools, request.chat_template_kwargs])
-    if found > most:
+    if characters(request) > most:
         raise TooLargeError(f"the request has more text than the limit of {most} characters", param="messages")
+
+
+def characters(request: ChatRequest) -> int:
+    """How much text a request has; a message or part counts as 100 characters more."""
+    found = sum(map(_characters, request.messages))
+    return found + _characters_of([request.tools, request.chat_template_kwargs])
 
 
 def _characters(message: Message) -> int:

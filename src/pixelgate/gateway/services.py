@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from pixelgate.gateway.tracing import Tracing
 
 _T = TypeVar("_T")
+SMALL_FILE = 128 << 10  # bytes of which a digest and a header are made at once
 
 
 @dataclass(frozen=True)
@@ -101,7 +102,8 @@ class Services:
         policy, owner = self.settings.media, held.owner
         match source.parse(url, policy):
             case source.DataSource() as inside:  # counted with the body
-                return await self.errands.run(owner, source.payload, inside, policy)
+                small = inside.base64 and inside.nbytes <= SMALL_FILE
+                return await self.errand(owner, source.payload, inside, policy, at_once=small)
             case source.FileSource() as path:
                 data = await self.errands.run(owner, files.read, path, policy)
                 await held.encoded.take(len(data))
@@ -113,6 +115,12 @@ class Services:
                 fetched = await self.fetcher.get(outside, taking=held.encoded.take)
                 self.memory.keep_file(owner.client, outside, fetched)
                 return fetched.data
+
+    async def errand(self, owner: Owner, work: Callable[..., _T], *arguments: Any, at_once: bool) -> _T:
+        """The result of short work: on a thread, or ``at_once`` where it is over before a thread would have begun."""
+        if at_once:
+            return work(*arguments)
+        return await self.errands.run(owner, work, *arguments)
 
     async def apart(
         self, owner: Owner, work: Callable[[bytes, Backend], Awaitable[_T]], data: bytes, decoding: Backend
