@@ -35,7 +35,7 @@ from pixelgate.errors import (
 _ABORT_TIMEOUT = 1.0
 _NOTICED_AFTER = 0.05  # seconds, until the library has noticed that a connection is lost over which a call has failed
 _ARCHIVE_TIMEOUT = 60.0
-_ENCODE_IN_THREAD_FROM = 1 << 20  # bytes; below, the copy is quicker than the way to a thread
+_SMALL = 4 << 20  # bytes of a request that is encoded here, as it is quicker than the way to a thread, and sent at once
 _LOGGED_DETAILS = 500  # characters
 _PATIENCE = 30.0  # seconds until a request whose turn to be sent does not come goes elsewhere
 _LATE = "The engine did not answer in time."
@@ -140,8 +140,11 @@ class GrpcEngine:
                 # From here on the request may have reached the engine.
                 trace = (("traceparent", request.traceparent),) if request.traceparent else None
                 since = time.monotonic()
-                call = connection.generate(timeout=self._generate_timeout, metadata=trace)
-                await _send(call, message)
+                if len(message) < _SMALL:
+                    call = connection.generate_at_once([message], timeout=self._generate_timeout, metadata=trace)
+                else:
+                    call = connection.generate(timeout=self._generate_timeout, metadata=trace)
+                    await _send(call, message)
                 del message
             answers, last = Answers(request.sampling.n, request.sampling.logprobs is not None), None
             async for response in call:
@@ -177,7 +180,7 @@ class GrpcEngine:
 
     async def _encoded(self, request: EngineRequest, segments: Segments | None) -> bytes:
         try:
-            if request.images is not None and request.images.tensors[0].nbytes >= _ENCODE_IN_THREAD_FROM:
+            if request.images is not None and request.images.tensors[0].nbytes >= _SMALL:
                 return await asyncio.to_thread(self.dialect.encode, request, segments)
             return self.dialect.encode(request, segments)
         except OSError as failure:
