@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from pixelgate.pixels.affine import DTYPE_NAMES
 from pixelgate.pixels.plan import ImagePlan
 from pixelgate.pixels.tensor import Tensor
 
@@ -62,7 +63,7 @@ def tiles_and_sizes(
     """What engines take of pictures in tiles: all filled up with 0.0 to as many, and ``image_sizes``."""
     sizes = tuple(plan.aux["image_sizes"] for plan in plans)
     return (
-        Tensor(name, pixels[0].dtype.name, filled_up(pixels, most), "batched"),
+        Tensor(name, DTYPE_NAMES[pixels[0].dtype], filled_up(pixels, most), "batched"),
         Tensor("image_sizes", "int64", sizes, "batched", keep_on_cpu=True),
     )
 

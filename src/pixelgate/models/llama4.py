@@ -22,6 +22,7 @@ from pixelgate.models.batch import Batch, concatenated
 from pixelgate.models.checkpoint import Checkpoint, Settings
 from pixelgate.models.placeholder import InPrompt
 from pixelgate.models.steps import COMMON_OPTIONS, HALF, Steps, take_steps
+from pixelgate.pixels.affine import DTYPE_NAMES
 from pixelgate.pixels.plan import Canvas, ImagePlan, Tiles, View
 from pixelgate.pixels.resample import PillowOrder
 from pixelgate.pixels.tensor import Tensor
@@ -102,7 +103,7 @@ class Llama4(InPrompt):
         counts = tuple(np.array([plan.shape[0]], np.int64) for plan in plans)
         ratios = tuple(plan.aux["aspect_ratios"] for plan in plans)
         return (
-            Tensor("pixel_values", pixels[0].dtype.name, tuple(pixels), "flat", sizes="patches_per_image"),
+            Tensor("pixel_values", DTYPE_NAMES[pixels[0].dtype], tuple(pixels), "flat", sizes="patches_per_image"),
             Tensor("patches_per_image", "int64", counts, "batched", keep_on_cpu=True),
             Tensor("aspect_ratios", "int64", ratios, "batched", keep_on_cpu=True),
         )

@@ -18,6 +18,7 @@ from pixelgate.models.batch import Batch, concatenated
 from pixelgate.models.checkpoint import Checkpoint, Settings
 from pixelgate.models.placeholder import OnePlaceholder
 from pixelgate.models.steps import BOTH, COMMON_OPTIONS, Steps, take_steps
+from pixelgate.pixels.affine import DTYPE_NAMES
 from pixelgate.pixels.kernels import MAX_SIDE, Window
 from pixelgate.pixels.plan import Canvas, ImagePlan, Tiles, View
 from pixelgate.pixels.resample import PillowOrder
@@ -71,7 +72,7 @@ class Llava(OnePlaceholder):
 
     def tensors(self, plans: Sequence[ImagePlan], pixels: Sequence[NDArray[Any]]) -> tuple[Tensor, ...]:
         """The model inputs for an engine."""
-        return (Tensor("pixel_values", pixels[0].dtype.name, tuple(pixels), "batched"),)
+        return (Tensor("pixel_values", DTYPE_NAMES[pixels[0].dtype], tuple(pixels), "batched"),)
 
 
 def shortest_edge_size(height: int, width: int, edge: int) -> tuple[int, int]:

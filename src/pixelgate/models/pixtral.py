@@ -21,6 +21,7 @@ from pixelgate.models.batch import Batch, padded
 from pixelgate.models.checkpoint import Checkpoint, Settings
 from pixelgate.models.placeholder import InPrompt
 from pixelgate.models.steps import BOTH, COMMON_OPTIONS, Steps, take_steps
+from pixelgate.pixels.affine import DTYPE_NAMES
 from pixelgate.pixels.plan import ImagePlan, Tiles, View
 from pixelgate.pixels.resample import PillowOrder
 from pixelgate.pixels.tensor import Tensor
@@ -96,7 +97,7 @@ class Pixtral(InPrompt):
 
     def tensors(self, plans: Sequence[ImagePlan], pixels: Sequence[NDArray[Any]]) -> tuple[Tensor, ...]:
         """The model inputs for an engine."""
-        return (Tensor("pixel_values", pixels[0].dtype.name, tuple(pixels), "batched"),)
+        return (Tensor("pixel_values", DTYPE_NAMES[pixels[0].dtype], tuple(pixels), "batched"),)
 
 
 def from_checkpoint(checkpoint: Checkpoint, *, backend: Backend, pillow_order: PillowOrder) -> Pixtral:

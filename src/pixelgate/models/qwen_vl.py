@@ -21,6 +21,7 @@ from pixelgate.models.batch import Batch, concatenated
 from pixelgate.models.checkpoint import Checkpoint, Settings
 from pixelgate.models.placeholder import OnePlaceholder
 from pixelgate.models.steps import BOTH, COMMON_OPTIONS, Steps, take_steps
+from pixelgate.pixels.affine import DTYPE_NAMES
 from pixelgate.pixels.plan import ImagePlan, Patches, View
 from pixelgate.pixels.resample import PillowOrder
 from pixelgate.pixels.tensor import Tensor
@@ -86,7 +87,7 @@ class QwenVL(OnePlaceholder):
         rows = [np.array([plan.shape[0]], np.int64) for plan in plans]
         grids = [plan.aux["image_grid_thw"] for plan in plans]
         return (
-            Tensor("pixel_values", pixels[0].dtype.name, tuple(pixels), "flat", sizes="patches_per_image"),
+            Tensor("pixel_values", DTYPE_NAMES[pixels[0].dtype], tuple(pixels), "flat", sizes="patches_per_image"),
             Tensor("image_grid_thw", "int64", tuple(grids), "batched", keep_on_cpu=True),
             Tensor("patches_per_image", "int64", tuple(rows), "batched"),
         )

@@ -30,6 +30,11 @@ class Tensor:
     keep_on_cpu: bool = False
 
     @property
+    def layout(self) -> tuple[str, str, Field, str | None, bool]:
+        """All but the parts: what a tensor of other pictures of this family has as well."""
+        return self.name, self.dtype, self.field, self.sizes, self.keep_on_cpu
+
+    @property
     def shape(self) -> tuple[int, ...]:
         """Shape of the parts joined along dimension 0."""
         return (sum(part.shape[0] for part in self.parts), *self.parts[0].shape[1:])
