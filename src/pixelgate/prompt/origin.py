@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 import secrets
 from collections.abc import Iterable, Iterator, Mapping
+from itertools import chain
 from typing import Any
 
 from pixelgate.errors import CheckpointError, RequestError
@@ -49,6 +50,8 @@ class SpecialTokens:
         One that only begins at the end of the text is broken too: what comes next in the prompt could complete it,
         be it the next part of the message or words of the template, even if the template trims the text.
         """
+        if text.isalnum():  # no special token begins with a letter or a digit
+            return text
         end = len(text.rstrip())
         original = text
         for n in range(1, min(self._longest, end) + 1):
@@ -88,11 +91,12 @@ def unused_marker(value: Any) -> str:
     """
     used: set[str] = set()
     for text in _strings(value):
-        used.update(chr(int(code, 16)) for code in _ESCAPED.findall(text))
+        if "\\u" in text:
+            used.update(chr(int(code, 16)) for code in _ESCAPED.findall(text))
         if not text.isascii():
             used.update(_MARKER.findall(text))
     first = secrets.randbelow(len(_MARKERS))
-    for code in (*_MARKERS[first:], *_MARKERS[:first]):
+    for code in chain(_MARKERS[first:], _MARKERS[:first]):
         if chr(code) not in used:
             return chr(code)
     raise RequestError("The messages use too many different characters.", param="messages")
