@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from pixelgate.gateway.tracing import Tracing
 
 _T = TypeVar("_T")
-SMALL_FILE = 128 << 10  # bytes of which a digest and a header are made at once
+SMALL_FILE = 512 << 10  # bytes of which a digest and a header are made at once
 
 
 @dataclass(frozen=True)
