@@ -117,6 +117,7 @@ def test_other_pictures_in_flight_are_not_lost():
 
 def test_a_process_killed_from_outside_costs_its_picture_and_an_idle_one_nothing():
     async def work(isolated):
+        await isolated.rows(encoded("PNG"))
         task = asyncio.create_task(isolated.rows(b"GIF89a!slow"))
         await asyncio.sleep(0.2)
         (process,) = isolated._all
@@ -149,12 +150,18 @@ def test_memory_is_limited_by_the_kernel():
 
 def test_there_are_no_more_processes_than_allowed_and_than_needed():
     async def work(isolated):
-        assert len(isolated._all) == 1  # the first starts with the gateway
+        assert not isolated._all
         for _ in range(3):
             await isolated.rows(encoded("GIF"))
         assert len(isolated._all) == 1
         await asyncio.gather(*(isolated.rows(b"GIF89a!slow") for _ in range(4)))
         assert len(isolated._all) == 2
+        busy = asyncio.create_task(isolated.rows(b"GIF89a!slow"))
+        await asyncio.sleep(0.1)
+        isolated.rest()
+        assert len(isolated._all) == 1
+        assert (await busy).shape == (2, 3, 3)
+        assert len(isolated._all) == 1
 
     run(work, processes=2)
 
@@ -218,6 +225,7 @@ def test_after_the_end_nothing_starts():
 def test_pictures_in_flight_at_the_end_are_refused():
     async def inside():
         async with Isolation(POLICY, 1, command=BAD) as isolated:
+            await isolated.rows(encoded("GIF"))
             task = asyncio.create_task(isolated.rows(b"GIF89a!hang"))
             await asyncio.sleep(0.2)
         with pytest.raises(DecodeError):
@@ -236,6 +244,7 @@ from pixelgate.media.isolation import Isolation
 from pixelgate.media.policy import MediaPolicy
 async def main():
     async with Isolation(MediaPolicy(decode_timeout=0.5), 1, command={BAD!r}) as isolated:
+        isolated._idle.append(isolated._start())
         (process,) = isolated._all
         if {doing!r}:
             asyncio.create_task(isolated.rows(b"GIF89a!" + {doing!r}))

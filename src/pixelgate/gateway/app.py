@@ -109,7 +109,8 @@ class _Gateway:
             for name, served in self._models.items():
                 facts = await served.connect(self._settings.engine_wait)
                 log.info("model %s is ready; its engines want %s pixels", name, facts.pixel_dtype)
-            for beside in (watch(self.services.metrics), give_back_memory(self.services.activity)):
+            resting = give_back_memory(self.services.activity, self.services.isolation.rest)
+            for beside in (watch(self.services.metrics), resting):
                 stack.push_async_callback(_ended, asyncio.create_task(beside))
             stack.callback(self.drain)
             self._ready = True

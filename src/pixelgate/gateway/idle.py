@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from pixelgate.process import trim
@@ -30,12 +30,16 @@ class Activity:
             self.under_way -= 1
 
 
-async def give_back_memory(activity: Activity, after: float = AFTER) -> None:
-    """Without end: once ``after`` seconds have passed without a request, give back what the last ones have left."""
+async def give_back_memory(activity: Activity, let_go: Callable[[], None] = lambda: None, after: float = AFTER) -> None:
+    """Without end: once ``after`` seconds have passed without a request, give back what the last ones have left.
+
+    ``let_go`` does so with what is more than memory; it is called on a thread.
+    """
     seen = given = activity.begun
     while True:
         await asyncio.sleep(after)
         if activity.begun == seen != given and not activity.under_way:
+            await asyncio.to_thread(let_go)
             await asyncio.to_thread(trim)
             given = seen
         seen = activity.begun

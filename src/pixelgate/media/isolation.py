@@ -62,12 +62,12 @@ class Isolation:
         self._closed = False
 
     async def __aenter__(self) -> Self:
-        if self.policy.isolate:  # what cannot start at all is found out now, and the first picture need not wait
+        if self.policy.isolate:  # what cannot start at all is found out now
             try:
                 first = await asyncio.get_running_loop().run_in_executor(self._threads, self._start)
             except InternalError as failure:
                 raise ConfigError(failure.message) from None
-            self._idle.append(first)
+            self._discard(first)  # most gateways never see a picture for it, and it takes 50 MB
         return self
 
     async def __aexit__(
@@ -79,6 +79,11 @@ class Isolation:
         for process in processes:
             process.close()
         await asyncio.to_thread(self._threads.shutdown, cancel_futures=True)
+
+    def rest(self) -> None:
+        """End the processes that work on no picture; others start with the next."""
+        while (process := self._idle_process()) is not None:
+            self._discard(process)
 
     def takes(self, data: bytes) -> bool:
         """Whether this picture is to be decoded here."""
