@@ -9,7 +9,10 @@ from typing import Any
 
 from PIL import Image
 
-_M_TRIM_THRESHOLD, _M_MMAP_MAX, _M_ARENA_MAX = -1, -4, -8  # glibc's <malloc.h>
+ONE_HEAP = {"MALLOC_ARENA_MAX": "1"}
+"""The environment of a process that will call `keep_memory`: only from its start on can all threads share one heap."""
+
+_M_TRIM_THRESHOLD, _M_MMAP_MAX = -1, -4  # glibc's <malloc.h>
 _KEPT_HEAP = 512 << 20
 _PILLOW_BLOCK = 64 << 20  # four bytes a pixel: pictures of up to 16 megapixels are read where they lie
 
@@ -19,15 +22,14 @@ def keep_memory(pictures: int = 1) -> None:
 
     Fresh memory costs a page fault per 4 KiB, often more than the work done in it. Pillow then allocates pictures of up
     to 16 megapixels as one block, which the kernels read without a copy, and keeps up to ``pictures`` of them; glibc's
-    malloc keeps blocks of any size, in all up to 512 MiB, for all threads together: those that each thread kept for
-    itself would mostly lie idle. Other C libraries have no such setting.
+    malloc keeps blocks of any size, in all up to 512 MiB. With `ONE_HEAP` that is for all threads together: what each
+    kept for itself would mostly lie idle, and is mapped anew above 64 MiB. Other C libraries have no such settings.
     """
     Image.core.set_block_size(_PILLOW_BLOCK)  # type: ignore[attr-defined]
     Image.core.set_blocks_max(pictures)  # type: ignore[attr-defined]
     if (mallopt := _glibc("mallopt")) is not None:
         mallopt(_M_MMAP_MAX, 0)  # large blocks, too, come from the heap, to which they can be given back
         mallopt(_M_TRIM_THRESHOLD, _KEPT_HEAP)
-        mallopt(_M_ARENA_MAX, 1)
 
 
 def settle() -> None:

@@ -18,7 +18,7 @@ import httpx
 import pytest
 from huggingface_hub import file_download
 from prometheus_client.parser import text_string_to_metric_families
-from running import PATH, strict_engine, until
+from running import PATH, image, picture, strict_engine, until
 
 import hub_mirror
 from pixelgate.demo import CHECKPOINT
@@ -270,6 +270,10 @@ def children(process):
     return sorted(int(id_) for task in tasks for id_ in task.read_text().split())
 
 
+def environment(id_):
+    return Path(f"/proc/{id_}/environ").read_text()
+
+
 def alive(processes):
     """Those that are there and no zombies."""
     states = {id_: Path(f"/proc/{id_}/stat") for id_ in processes}
@@ -351,9 +355,13 @@ async def test_two_workers_until_their_supervisor_is_killed(tmp_path):
             # what was shown stays, whoever has counted it, and what is counted by those that end by themselves
             assert await counted("second") >= 8 + 1 + replies.count(200) + 1
 
+            gif = {"role": "user", "content": [image(picture(56, 56, form="GIF"))]}
+            async with client("second") as one:
+                assert (await one.post(PATH, json=body | {"messages": [gif]})).status_code == 200
             workers = children(running.pid)
+            assert all("MALLOC_ARENA_MAX=1\0" in environment(id_) for id_ in workers)
             processes = [*workers, *(decoder for worker in workers for decoder in children(worker))]
-            assert len(processes) == 4
+            assert len(processes) == 3
             async with client("second") as one, one.stream("POST", PATH, json=body | {"stream": True}) as response:
                 running.kill()
                 assert (await response.aread()).endswith(b"data: [DONE]\n\n")

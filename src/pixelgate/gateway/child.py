@@ -6,6 +6,7 @@ import asyncio
 import base64
 import json
 import logging
+import os
 import pickle
 import signal
 import socket
@@ -17,6 +18,7 @@ from typing import Any
 from pixelgate.errors import ConfigError
 from pixelgate.gateway.settings import GatewaySettings
 from pixelgate.gateway.sums import Family
+from pixelgate.process import ONE_HEAP
 
 COMMAND = (sys.executable, "-P", "-m", "pixelgate.gateway.worker")
 _LONGEST_LINE = 64 << 20  # of a report
@@ -117,6 +119,7 @@ class Child:
                     str(theirs.fileno()),
                     stdin=asyncio.subprocess.DEVNULL,
                     pass_fds=[theirs.fileno(), *(each.fileno() for each in (*self._sockets, *self._admin))],
+                    env={**os.environ, **ONE_HEAP},
                     process_group=0,  # a terminal's SIGINT is for the supervisor alone
                 )
             except BaseException:
