@@ -68,11 +68,19 @@ thread.start()
 thread.join()
 print(faults[2] - faults[1])
 """
-    environment = {**os.environ, **process.ONE_HEAP}
+    environment = process.with_one_heap(os.environ)
     done = subprocess.run(
         [sys.executable, "-c", script], env=environment, stdout=subprocess.PIPE, text=True, check=True
     )
     assert int(done.stdout) < 10
+
+
+def test_what_the_operator_tells_malloc_stays():
+    told = process.with_one_heap({"GLIBC_TUNABLES": "glibc.malloc.check=3", "PATH": "/bin"})
+    assert told == {
+        "GLIBC_TUNABLES": "glibc.malloc.check=3:glibc.malloc.arena_max=1:glibc.malloc.hugetlb=1",
+        "PATH": "/bin",
+    }
 
 
 def test_a_library_without_mallopt_is_left_alone(monkeypatch, pillow_blocks):

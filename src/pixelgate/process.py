@@ -5,12 +5,10 @@ from __future__ import annotations
 import ctypes
 import gc
 import sys
+from collections.abc import Mapping
 from typing import Any
 
 from PIL import Image
-
-ONE_HEAP = {"MALLOC_ARENA_MAX": "1"}
-"""The environment of a process that will call `keep_memory`: only from its start on can all threads share one heap."""
 
 _M_TRIM_THRESHOLD, _M_MMAP_MAX = -1, -4  # glibc's <malloc.h>
 _KEPT_HEAP = 512 << 20
@@ -22,7 +20,7 @@ def keep_memory(pictures: int = 1) -> None:
 
     Fresh memory costs a page fault per 4 KiB, often more than the work done in it. Pillow then allocates pictures of up
     to 16 megapixels as one block, which the kernels read without a copy, and keeps up to ``pictures`` of them; glibc's
-    malloc keeps blocks of any size, in all up to 512 MiB. With `ONE_HEAP` that is for all threads together: what each
+    malloc keeps blocks of any size, in all up to 512 MiB. `with_one_heap` that is for all threads together: what each
     kept for itself would mostly lie idle, and is mapped anew above 64 MiB. Other C libraries have no such settings.
     """
     Image.core.set_block_size(_PILLOW_BLOCK)  # type: ignore[attr-defined]
@@ -30,6 +28,15 @@ def keep_memory(pictures: int = 1) -> None:
     if (mallopt := _glibc("mallopt")) is not None:
         mallopt(_M_MMAP_MAX, 0)  # large blocks, too, come from the heap, to which they can be given back
         mallopt(_M_TRIM_THRESHOLD, _KEPT_HEAP)
+
+
+def with_one_heap(environment: Mapping[str, str]) -> dict[str, str]:
+    """``environment`` for a process that will call `keep_memory`: what glibc's malloc can only be told at the start.
+
+    All threads share one heap, and it has huge pages, if the kernel gives them to who asks (``madvise``).
+    """
+    tunables = (environment.get("GLIBC_TUNABLES"), "glibc.malloc.arena_max=1", "glibc.malloc.hugetlb=1")
+    return {**environment, "GLIBC_TUNABLES": ":".join(filter(None, tunables))}
 
 
 def settle() -> None:

@@ -18,7 +18,7 @@ from typing import Any
 from pixelgate.errors import ConfigError
 from pixelgate.gateway.settings import GatewaySettings
 from pixelgate.gateway.sums import Family
-from pixelgate.process import ONE_HEAP
+from pixelgate.process import with_one_heap
 
 COMMAND = (sys.executable, "-P", "-m", "pixelgate.gateway.worker")
 _LONGEST_LINE = 64 << 20  # of a report
@@ -119,7 +119,7 @@ class Child:
                     str(theirs.fileno()),
                     stdin=asyncio.subprocess.DEVNULL,
                     pass_fds=[theirs.fileno(), *(each.fileno() for each in (*self._sockets, *self._admin))],
-                    env={**os.environ, **ONE_HEAP},
+                    env=with_one_heap(os.environ),
                     process_group=0,  # a terminal's SIGINT is for the supervisor alone
                 )
             except BaseException:
