@@ -20,8 +20,9 @@ def keep_memory(pictures: int = 1) -> None:
 
     Fresh memory costs a page fault per 4 KiB, often more than the work done in it. Pillow then allocates pictures of up
     to 16 megapixels as one block, which the kernels read without a copy, and keeps up to ``pictures`` of them; glibc's
-    malloc keeps blocks of any size, in all up to 512 MiB. `with_one_heap` that is for all threads together: what each
-    kept for itself would mostly lie idle, and is mapped anew above 64 MiB. Other C libraries have no such settings.
+    malloc keeps blocks of any size, in all up to 512 MiB. In the environment of `with_one_heap` that is for all threads
+    together: what each kept for itself would mostly lie idle, and above 64 MiB is mapped anew. Other C libraries have no
+    such settings.
     """
     Image.core.set_block_size(_PILLOW_BLOCK)  # type: ignore[attr-defined]
     Image.core.set_blocks_max(pictures)  # type: ignore[attr-defined]
