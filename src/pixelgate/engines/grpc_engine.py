@@ -35,7 +35,7 @@ from pixelgate.errors import (
 _ABORT_TIMEOUT = 1.0
 _NOTICED_AFTER = 0.05  # seconds, until the library has noticed that a connection is lost over which a call has failed
 _ARCHIVE_TIMEOUT = 60.0
-_SMALL = 4 << 20  # bytes of a request that is encoded here, as it is quicker than the way to a thread, and sent at once
+_SMALL = 8 << 20  # bytes of a request that is encoded here, as it is quicker than the way to a thread, and sent at once
 _LOGGED_DETAILS = 500  # characters
 _PATIENCE = 30.0  # seconds until a request whose turn to be sent does not come goes elsewhere
 _LATE = "The engine did not answer in time."
