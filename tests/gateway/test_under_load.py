@@ -83,7 +83,7 @@ async def test_nobody_keeps_the_event_loop(monkeypatch):
     heavy = [(pictures, "execute"), (chat, "render"), (services.source, "payload")]
     for module, name in [*heavy, (Processor, "rgb"), (Processor, "header")]:
         noted(module, name)
-    noise = [image(picture(768, 1085, seed, "JPEG")) for seed in range(4)]
+    noise = [image(picture(1536, 1085, seed, "JPEG")) for seed in range(4)]
     async with strict_engine() as engine, gateway(engine.url) as running:
         long = [*noise, {"type": "text", "text": "What is this? " * 200}]
         for response in await asyncio.gather(*(running.ask(long, max_tokens=1) for _ in range(4))):
