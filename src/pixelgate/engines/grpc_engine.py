@@ -36,6 +36,7 @@ _ABORT_TIMEOUT = 1.0
 _NOTICED_AFTER = 0.05  # seconds, until the library has noticed that a connection is lost over which a call has failed
 _ARCHIVE_TIMEOUT = 60.0
 _SMALL = 8 << 20  # bytes of a request that is encoded here, as it is quicker than the way to a thread, and sent at once
+_SMALL_SEGMENT = 1 << 20  # bytes that are written to shared memory here; its pages are new each time
 _LOGGED_DETAILS = 500  # characters
 _PATIENCE = 30.0  # seconds until a request whose turn to be sent does not come goes elsewhere
 _LATE = "The engine did not answer in time."
@@ -180,7 +181,8 @@ class GrpcEngine:
 
     async def _encoded(self, request: EngineRequest, segments: Segments | None) -> bytes:
         try:
-            if request.images is not None and request.images.tensors[0].nbytes >= _SMALL:
+            most = _SMALL if segments is None else _SMALL_SEGMENT
+            if request.images is not None and request.images.tensors[0].nbytes >= most:
                 return await asyncio.to_thread(self.dialect.encode, request, segments)
             return self.dialect.encode(request, segments)
         except OSError as failure:
