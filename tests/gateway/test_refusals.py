@@ -35,6 +35,8 @@ async def test_a_picture_that_is_not_there(house, host):
         {"messages": [{"role": "user", "content": [{"type": "text", "text": "a" * 1_000_001}] * 2}]},
         {"messages": [{"role": "user", "content": ""}] * 10_001},
         {"messages": [{"role": "user", "content": ""}], "tools": [{"a": [{}]}] * 20_001},
+        {"messages": [{"role": "assistant", "refusal": "a" * 2_000_001}, {"role": "user", "content": ""}]},
+        {"messages": [{"role": "user", "content": ""}], "tools": [{"a": [10**4000] * 600}]},
     ],
 )
 async def test_more_text_than_is_allowed(house, request_):

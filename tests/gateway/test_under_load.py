@@ -19,7 +19,8 @@ from running import PATH, error_of, gateway, image, picture, strict_engine, unti
 from test_serve import process
 
 from pixelgate.gateway import chat, pictures, services
-from pixelgate.gateway.settings import GatewaySettings
+from pixelgate.gateway.fairness import NOBODY
+from pixelgate.gateway.settings import GatewaySettings, ModelSettings
 from pixelgate.media.policy import MediaPolicy
 from pixelgate.processor import Processor
 
@@ -88,7 +89,17 @@ async def test_nobody_keeps_the_event_loop(monkeypatch):
         long = [*noise, {"type": "text", "text": "What is this? " * 200}]
         for response in await asyncio.gather(*(running.ask(long, max_tokens=1) for _ in range(4))):
             assert response.status_code == 200
-    assert at_work == {(name, False) for name in ("execute", "render", "payload", "rgb", "header")}
+        assert at_work == {(name, False) for name in ("execute", "render", "payload", "rgb", "header")}
+        at_work.clear()
+        # what a hostile PNG can do within half a megabyte takes a second
+        short = [image(picture(56, 56, 7, "JPEG")), image(picture(56, 56, 8))]
+        assert (await running.ask(short, max_tokens=1)).status_code == 200
+        assert {on_loop for name, on_loop in at_work if name == "header"} == {True, False}
+        assert {("payload", True), ("render", True), ("rgb", False), ("execute", False)} <= at_work
+        tools = [{"type": "function", "function": {"name": "f", "parameters": {}}}]
+        at_work.clear()
+        assert (await running.ask("x", max_tokens=1, tools=tools)).status_code == 200
+        assert at_work == {("render", False)}
 
 
 def test_a_processor_serves_many_threads_at_once(processor):
@@ -195,3 +206,19 @@ async def test_memory_does_not_grow_with_every_picture():
         await run(client, range(160, 480))
         assert resident(pid) < before + (16 << 20)  # 50 kB a request; a picture, its tensor or its body is more
         assert not shared(pid)
+
+
+async def test_short_work_takes_turns_with_the_rest_of_the_loop():
+    model = ModelSettings("x", ("local:reader",))
+    shared, turns, seen = services.Services.of(GatewaySettings(models=(model,))), 0, []
+
+    async def turn():
+        nonlocal turns
+        while True:
+            turns += 1
+            await asyncio.sleep(0)
+
+    turning = asyncio.create_task(turn())
+    await asyncio.gather(*(shared.errand(NOBODY, lambda: seen.append(turns), at_once=True) for _ in range(5)))
+    turning.cancel()
+    assert len({*seen}) == 5

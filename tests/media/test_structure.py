@@ -127,3 +127,11 @@ def test_real_files_are_far_below():
         decoder.decode(data, POLICY)
     structure.check(b"\xff\xd8\xff", "JPEG")
     structure.check(b"\x89PNG\r\n\x1a\n", "PNG")
+
+
+def test_plain_jpegs_have_few_segments_and_little_metadata():
+    for plain in (encoded("JPEG"), with_segments(20), with_segments(1, body=b"Exif\0\0" + bytes(15_000))):
+        assert structure.plain_jpeg(plain)
+    many, much, png = with_segments(40), with_segments(1, body=b"Exif\0\0" + bytes(17_000)), encoded("PNG")
+    for other in (many, much, png, b"", b"\xff\xd8\xff", encoded("JPEG")[:200]):
+        assert not structure.plain_jpeg(other)

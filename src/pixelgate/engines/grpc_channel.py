@@ -22,7 +22,7 @@ class Connection:
     """A channel, and the engine's facts as told since it was last connected. ``drops`` counts how often it was not.
 
     While a request is on its way its tensors are in memory twice more: in the message, and in the library's copy.
-    ``sending`` bounds how many there are.
+    ``sending`` bounds how many large ones there are.
     """
 
     channel: grpc.aio.Channel
@@ -74,11 +74,8 @@ def connection(target: str, stub: Any, service: str, reply: Any, connect_timeout
         # On the wire a stream of one request is the same as a single request. This way its end is told, and nothing
         # keeps it until the end of the answer.
         generate=channel.stream_stream(f"/{service}/Generate", response_deserializer=reply.FromString),
-        # For a small request: fewer steps, and nobody is told of its end. It is given as a list, which is all that the
-        # library keeps once it has taken the request out.
-        generate_at_once=channel.unary_stream(
-            f"/{service}/Generate", request_serializer=list.pop, response_deserializer=reply.FromString
-        ),
+        # For a small request: fewer steps, but nobody is told of its end, and the library keeps it until the answer.
+        generate_at_once=channel.unary_stream(f"/{service}/Generate", response_deserializer=reply.FromString),
         sending=asyncio.Semaphore(_SENDING),
     )
 

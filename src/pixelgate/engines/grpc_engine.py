@@ -35,8 +35,9 @@ from pixelgate.errors import (
 _ABORT_TIMEOUT = 1.0
 _NOTICED_AFTER = 0.05  # seconds, until the library has noticed that a connection is lost over which a call has failed
 _ARCHIVE_TIMEOUT = 60.0
-_SMALL = 8 << 20  # bytes of a request that is encoded here, as it is quicker than the way to a thread, and sent at once
-_SMALL_SEGMENT = 1 << 20  # bytes that are written to shared memory here; its pages are new each time
+_SENT_AT_ONCE = 1 << 20  # bytes; below, nobody waits for the end of sending
+_ENCODED_HERE = 8 << 20  # bytes; below, the copy is quicker than the way to a thread
+_WRITTEN_HERE = 1 << 20  # bytes for shared memory, whose pages are new each time
 _LOGGED_DETAILS = 500  # characters
 _PATIENCE = 30.0  # seconds until a request whose turn to be sent does not come goes elsewhere
 _LATE = "The engine did not answer in time."
@@ -141,8 +142,8 @@ class GrpcEngine:
                 # From here on the request may have reached the engine.
                 trace = (("traceparent", request.traceparent),) if request.traceparent else None
                 since = time.monotonic()
-                if len(message) < _SMALL:
-                    call = connection.generate_at_once([message], timeout=self._generate_timeout, metadata=trace)
+                if len(message) < _SENT_AT_ONCE:
+                    call = connection.generate_at_once(message, timeout=self._generate_timeout, metadata=trace)
                 else:
                     call = connection.generate(timeout=self._generate_timeout, metadata=trace)
                     await _send(call, message)
@@ -181,7 +182,7 @@ class GrpcEngine:
 
     async def _encoded(self, request: EngineRequest, segments: Segments | None) -> bytes:
         try:
-            most = _SMALL if segments is None else _SMALL_SEGMENT
+            most = _ENCODED_HERE if segments is None else _WRITTEN_HERE
             if request.images is not None and request.images.tensors[0].nbytes >= most:
                 return await asyncio.to_thread(self.dialect.encode, request, segments)
             return self.dialect.encode(request, segments)

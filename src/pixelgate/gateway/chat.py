@@ -19,7 +19,7 @@ from pixelgate.engines.engine import EngineFacts, EngineRequest, Images, Span
 from pixelgate.errors import NotCarriedError, OptionError, RequestError, TooLargeError
 from pixelgate.gateway.answers import Answer, Piece
 from pixelgate.gateway.check import check
-from pixelgate.gateway.messages import characters, for_template, references
+from pixelgate.gateway.messages import for_template, is_short, references
 from pixelgate.gateway.phases import Phases
 from pixelgate.gateway.pictures import Picture, Pictures
 from pixelgate.gateway.sampling import sampling
@@ -34,7 +34,7 @@ from pixelgate.processor import Processor
 from pixelgate.prompt.expand import Prompt, build
 from pixelgate.prompt.tokens import Tokenizer
 
-_SHORT, _FEW = 2000, 8000  # characters, and tokens of pictures, of a prompt that is made within a millisecond
+_FEW = 8000  # tokens of pictures that are put into a prompt in no time
 
 
 @dataclass
@@ -137,7 +137,7 @@ async def render_prompt(chat: Chat, services: Services) -> Prompt:
             chat.model,
             chat.processor.family,
             chat.plans,
-            at_once=characters(chat.request) <= _SHORT and chat.image_tokens <= _FEW,
+            at_once=is_short(chat.request) and chat.image_tokens <= _FEW,
         )
 
 

@@ -10,6 +10,7 @@ from pixelgate.errors import RequestError, TooLargeError
 from pixelgate.gateway.wire import ChatRequest, ImagePart, Message, Part
 
 _OVERHEAD = 100
+_SHORT = 2000  # characters
 
 
 class Reference(NamedTuple):
@@ -47,10 +48,16 @@ def characters(request: ChatRequest) -> int:
     return found + _characters_of([request.tools, request.chat_template_kwargs])
 
 
+def is_short(request: ChatRequest) -> bool:
+    """Whether its prompt is made within a millisecond: little text, and nothing that a template could spread out."""
+    called = request.tools or request.chat_template_kwargs or any(message.tool_calls for message in request.messages)
+    return not called and characters(request) <= _SHORT
+
+
 def _characters(message: Message) -> int:
     parts = message.content if isinstance(message.content, list) else [message.content]
     texts = [part for part in parts if not isinstance(part, ImagePart)]
-    fields = (message.name, message.tool_call_id, message.reasoning, message.reasoning_content)
+    fields = (message.name, message.tool_call_id, message.refusal, message.reasoning, message.reasoning_content)
     return (
         _OVERHEAD * (1 + len(parts))
         + sum(len(text if isinstance(text, str) else text.words) for text in texts if text is not None)
@@ -60,7 +67,7 @@ def _characters(message: Message) -> int:
 
 
 def _characters_of(value: Any) -> int:
-    """Of JSON-like data, every value of a list or an object counting as a few more."""
+    """Of JSON-like data, every value of a list or an object counting as a few more, and numbers as their digits."""
     total, pending = 0, [value]
     while pending:
         item = pending.pop()
@@ -72,6 +79,8 @@ def _characters_of(value: Any) -> int:
         elif isinstance(item, list | tuple):
             total += 10 * len(item)
             pending.extend(item)
+        elif isinstance(item, int):
+            total += item.bit_length() // 3
     return total
 
 

@@ -17,6 +17,7 @@ from pixelgate.gateway.memory import Known
 from pixelgate.gateway.messages import Reference
 from pixelgate.gateway.services import SMALL_FILE, Held, Services, naming, together
 from pixelgate.gateway.tensors import Lease
+from pixelgate.media import structure
 from pixelgate.pixels.plan import ImagePlan, execute
 from pixelgate.processor import Processor
 
@@ -88,7 +89,8 @@ class Pictures:
         """What is known of a picture from before, or else from its header."""
         memory, owner, decoding = self.services.memory, self.held.owner, self.processor.decoding
         if data is not None:
-            known = await self.services.errand(owner, self._look, data, at_once=len(data) <= SMALL_FILE)
+            small = len(data) <= SMALL_FILE and structure.plain_jpeg(data)
+            known = await self.services.errand(owner, self._look, data, at_once=small)
             if isinstance(known, str):  # its digest: only a process of its own may look at the file
                 header = await self.services.apart(owner, self.services.isolation.header, data, decoding)
                 known = Known(known, header, isolated=True)

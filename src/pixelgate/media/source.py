@@ -102,7 +102,7 @@ def join(source: UrlSource, location: str, policy: MediaPolicy) -> UrlSource:
 
 
 def payload(source: DataSource, policy: MediaPolicy) -> bytes:
-    """Decode a data: URL's payload; work for a thread, not for the event loop.
+    """Decode a data: URL's payload; work for a thread, not for the event loop, unless it is small.
 
     Raises TooLargeError before anything is decoded, MediaError if the payload is empty or not validly encoded.
     """
