@@ -92,11 +92,12 @@ async def gateway(engine: Engine, workers: int, further: list[str], log: Path) -
 
 
 async def answers(clients: Clients, within: float) -> bool:
-    """Whether the gateway answers a request within ``within`` seconds."""
+    """Whether within ``within`` seconds the gateway answers a request, and each of its workers uses the engine."""
     until = time.perf_counter() + within
     while time.perf_counter() < until:
         with contextlib.suppress(aiohttp.ClientError, TimeoutError):
-            if await clients.text() == "200":
+            # the metric is the smallest of the workers, who each find out for themselves
+            if await clients.text() == "200" and await clients.metric("pixelgate_engine_usable") == 1:
                 return True
         await asyncio.sleep(0.1)
     return False

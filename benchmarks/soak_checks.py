@@ -42,10 +42,8 @@ class Held:
     @classmethod
     async def now(cls, pid: int, clients: Clients) -> Held:
         """What its processes and its metrics say."""
-        async with clients.session.get(clients.url + "/metrics") as reply:
-            lines = (await reply.text()).splitlines()
-        in_flight = sum(float(line.split()[-1]) for line in lines if line.startswith("pixelgate_requests_in_flight"))
-        return cls(memory(pid, "VmRSS"), open_files(pid), threads(pid), shared_files(pid), int(in_flight))
+        in_flight = int(await clients.metric("pixelgate_requests_in_flight"))
+        return cls(memory(pid, "VmRSS"), open_files(pid), threads(pid), shared_files(pid), in_flight)
 
     def show(self, when: str) -> None:
         """Print it."""

@@ -153,6 +153,12 @@ class Clients:
     async def text(self) -> str:
         return await self.post(self.body())
 
+    async def metric(self, name: str) -> float:
+        """The sum of a metric's samples, of all workers."""
+        async with self.session.get(self.url + "/metrics") as reply:
+            lines = (await reply.text()).splitlines()
+        return sum(float(line.split()[-1]) for line in lines if line.startswith((name + " ", name + "{")))
+
     async def health(self) -> str:
         async with self.session.get(self.url + "/health") as reply:
             await reply.read()
