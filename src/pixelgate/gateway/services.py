@@ -149,9 +149,12 @@ class Services:
 
 async def together(work: Iterable[Coroutine[Any, Any, _T]]) -> list[_T]:
     """Results of all, in order; the first failure cancels the rest and is raised."""
+    coroutines = list(work)
+    if len(coroutines) <= 1:
+        return [await coroutine for coroutine in coroutines]
     try:
         async with asyncio.TaskGroup() as group:
-            tasks = [group.create_task(coroutine) for coroutine in work]
+            tasks = [group.create_task(coroutine) for coroutine in coroutines]
     except BaseExceptionGroup as failures:
         raise failures.exceptions[0] from None
     return [task.result() for task in tasks]
