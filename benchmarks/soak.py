@@ -41,7 +41,7 @@ from pixelgate.demo import CHECKPOINT
 RECOVERY = 20.0  # seconds; an engine that failed five times in a row is left alone for 15
 PIXELS = 128_000_000  # in flight; a crowd's pictures have half of that each
 BYTES_A_PIXEL = 12  # a decoded picture, its turned or converted copy, and its tensor
-KEPT = 512 << 20  # of freed memory, for the next picture: what pixelgate.process.keep_memory allows
+KEPT = 512 << 20  # of freed memory, for the next picture: what pixelgate.process.keep_memory allows a worker
 CROWD = 8000
 PAUSE = 0.25  # seconds between two requests of a client, so that the machine is busy but not drowned
 WARM_UP = 0.25  # of the time
@@ -157,7 +157,7 @@ async def load(clients: Clients, engine: Engine, count: int, seconds: float, ver
         await back(engine, clients, verdict)
 
 
-async def crowded(clients: Clients, pid: int, count: int, verdict: Verdict) -> None:
+async def crowded(clients: Clients, pid: int, count: int, verdict: Verdict, workers: int) -> None:
     """Many large pictures at once, each of them legal; text is answered meanwhile."""
     pictures = [clients.pictures.large() if number % 3 == 0 else crowd(CROWD, number) for number in range(count)]
     bodies = [clients.body(url_of(picture), max_tokens=1) for picture in pictures]
@@ -167,7 +167,7 @@ async def crowded(clients: Clients, pid: int, count: int, verdict: Verdict) -> N
     while not all(task.done() for task in asked):
         await clients.one("crowd, text", clients.text)
         await asyncio.sleep(0.2)
-    grown, allowed = memory(pid) - before, PIXELS * BYTES_A_PIXEL + KEPT
+    grown, allowed = memory(pid) - before, PIXELS * BYTES_A_PIXEL + KEPT * workers
     print(f"{count} pictures of 12 and 64 megapixels at once: {grown >> 20} MiB more, {allowed >> 20} allowed")
     verdict.need(grown < allowed, f"a crowd of pictures took {grown >> 20} MiB")
 
@@ -198,7 +198,7 @@ async def soak(arguments: argparse.Namespace, log: Path) -> Verdict:
             held = await Held.now(pid, clients)
             held.show("in the end")
             held.after(warm, verdict)
-            await crowded(clients, pid, arguments.crowd, verdict)
+            await crowded(clients, pid, arguments.crowd, verdict, arguments.workers)
             await asyncio.sleep(QUIET)
             (await Held.now(pid, clients)).show("after a crowd")
             missed = ", ".join(f"{seconds:.1f}" for seconds in engine.missed)
