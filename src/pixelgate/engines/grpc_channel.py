@@ -29,7 +29,6 @@ class Connection:
     stub: Any
     health: Any
     generate: Any
-    generate_at_once: Any
     sending: asyncio.Semaphore
     facts: EngineFacts | None = None
     drops: int = 0
@@ -74,8 +73,6 @@ def connection(target: str, stub: Any, service: str, reply: Any, connect_timeout
         # On the wire a stream of one request is the same as a single request. This way its end is told, and nothing
         # keeps it until the end of the answer.
         generate=channel.stream_stream(f"/{service}/Generate", response_deserializer=reply.FromString),
-        # For a small request: fewer steps, but nobody is told of its end, and the library keeps it until the answer.
-        generate_at_once=channel.unary_stream(f"/{service}/Generate", response_deserializer=reply.FromString),
         sending=asyncio.Semaphore(_SENDING),
     )
 

@@ -35,7 +35,6 @@ from pixelgate.errors import (
 _ABORT_TIMEOUT = 1.0
 _NOTICED_AFTER = 0.05  # seconds, until the library has noticed that a connection is lost over which a call has failed
 _ARCHIVE_TIMEOUT = 60.0
-_SENT_AT_ONCE = 1 << 20  # bytes; below, nobody waits for the end of sending
 _ENCODED_HERE = 8 << 20  # bytes; below, the copy is quicker than the way to a thread
 _WRITTEN_HERE = 1 << 20  # bytes for shared memory, whose pages are new each time
 _LOGGED_DETAILS = 500  # characters
@@ -142,11 +141,8 @@ class GrpcEngine:
                 # From here on the request may have reached the engine.
                 trace = (("traceparent", request.traceparent),) if request.traceparent else None
                 since = time.monotonic()
-                if len(message) < _SENT_AT_ONCE:
-                    call = connection.generate_at_once(message, timeout=self._generate_timeout, metadata=trace)
-                else:
-                    call = connection.generate(timeout=self._generate_timeout, metadata=trace)
-                    await _send(call, message)
+                call = connection.generate(timeout=self._generate_timeout, metadata=trace)
+                await _send(call, message)
                 del message
             answers, last = Answers(request.sampling.n, request.sampling.logprobs is not None), None
             async for response in call:

@@ -67,7 +67,7 @@ def _characters(message: Message) -> int:
 
 
 def _characters_of(value: Any) -> int:
-    """Of JSON-like data, every value of a list or an object counting as a few more, and numbers as their digits."""
+    """Of JSON-like data; every value of a list or an object counts as a few more, and whole numbers as their digits."""
     total, pending = 0, [value]
     while pending:
         item = pending.pop()

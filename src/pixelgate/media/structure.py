@@ -49,9 +49,9 @@ def slow_jpeg(data: bytes) -> bool:
 
 def plain_jpeg(data: bytes) -> bool:
     """Whether a JPEG's header is read in no time: few segments and little metadata before its pixels."""
-    at = 2
+    at = 2 if data.startswith(b"\xff\xd8") else len(data)
     for _ in range(_FEW_SEGMENTS):
-        if not data.startswith(b"\xff\xd8\xff") or at > _LITTLE_METADATA or data[at : at + 1] != b"\xff":
+        if at > _LITTLE_METADATA or data[at : at + 1] != b"\xff":
             return False
         marker = data[at + 1 : at + 2]
         if marker == b"\xda":
