@@ -3,7 +3,7 @@
 A connection sends a letter and gets a line of JSON: for ``w`` who answers, the process' id, the name of its first model
 and how many threads it may have; for ``m`` the metrics of all. A name of a model may be what is to happen: "refuses",
 "refuses-late", "slow", "lacks" or "dies" in the midst of starting, "serves-and-dies", "stubborn" for one that no polite
-word ends, "stuck" for one that takes long to report.
+word ends, "stuck" for one that takes long to report. ``h`` holds its event loop for a while.
 """
 
 from __future__ import annotations
@@ -36,6 +36,10 @@ def run(settings, line, sockets, admin):
     asyncio.run(serve(settings, line, [*sockets, *admin]))
 
 
+def hold_the_loop():
+    time.sleep(60)
+
+
 async def serve(settings, line, sockets):
     name, end, counted = settings.models[0].name, asyncio.Event(), 0
 
@@ -43,6 +47,8 @@ async def serve(settings, line, sockets):
         nonlocal counted
         while letter := await reader.read(1):
             counted += 1
+            if letter == b"h":
+                hold_the_loop()
             said = [os.getpid(), name, settings.threads] if letter == b"w" else await line.summed()
             writer.write(json.dumps(said).encode() + b"\n")
         writer.close()

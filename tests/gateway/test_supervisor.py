@@ -301,6 +301,24 @@ async def test_a_worker_that_is_stuck_is_not_waited_for():
         assert "answers" in await it.metrics()  # the reports that came too late for the first
 
 
+async def test_a_worker_whose_event_loop_stops_is_replaced(monkeypatch, caplog, capfd):
+    monkeypatch.setattr(child, "_ASKED_EVERY", 0.2)
+    async with running() as it:
+        await asyncio.sleep(1)  # those that answer are left alone
+        assert not [line for line in caplog.messages if "is gone" in line]
+        before = it.children
+        connection = await it.connect()
+        async with connection:
+            held, *_ = await connection.ask("w")
+            assert await connection.ask("h") is None  # the connection ends with the worker
+        stuck = next(each for each in before if each.id == held)
+        await until(lambda: stuck not in it.crew.children and all(each.serves for each in it.crew.children))
+        assert len(set(it.crew.children) & set(before)) == 1
+    assert f"worker {held} has not answered for 0.6 seconds" in caplog.messages
+    assert f"worker {held} has not ended in time and is killed" in caplog.messages
+    assert "in hold_the_loop" in capfd.readouterr().err  # where it was stuck
+
+
 async def test_a_worker_that_cannot_be_started(monkeypatch):
     monkeypatch.setattr(child, "COMMAND", ("/nowhere/python",))
     with pytest.raises(ConfigError, match="a worker cannot be started: No such file or directory"):

@@ -127,6 +127,8 @@ def test_from_start_to_end():
                     assert f'pixelgate_requests_total{{model="demo",path="{PATH}",status="200"}} 1.0' in response.text
                     assert "_created" not in response.text
 
+            supervisor.tell("alive")
+            await supervisor.hear("alive")
             supervisor.tell("drain")
             supervisor.tell("drain")  # once is enough
             supervisor.tell("report")

@@ -22,6 +22,9 @@ from pixelgate.process import with_one_heap
 
 COMMAND = (sys.executable, "-P", "-m", "pixelgate.gateway.worker")
 _LONGEST_LINE = 64 << 20  # of a report
+_ASKED_EVERY = 10.0  # seconds
+_MOST_UNANSWERED = 3  # one or two can be of a host that was suspended
+_TOLD_SECONDS = 1.0  # for a worker to say where it is stuck
 
 log = logging.getLogger(__name__)
 
@@ -51,7 +54,7 @@ class Child:
         self._process: asyncio.subprocess.Process | None = None
         self._signalled = 0
         self._failure = ""
-        self.ready, self.serving, self.reported, self.ended = (asyncio.Event() for _ in range(4))
+        self.ready, self.serving, self.alive, self.reported, self.ended = (asyncio.Event() for _ in range(5))
         self.report: list[Family] = []
         self._life = asyncio.create_task(self._live())
 
@@ -72,7 +75,7 @@ class Child:
             raise ConfigError(self._failure or "the gateway did not start; the log above says why")
 
     def tell(self, kind: str, **fields: Any) -> None:
-        """Send a message: serve, drain, report or show."""
+        """Send a message: serve, drain, alive, report or show."""
         if self._writer is not None and not self.ended.is_set():
             self._writer.write(json.dumps({"kind": kind, **fields}).encode() + b"\n")
 
@@ -82,6 +85,21 @@ class Child:
         if self._process is not None:
             with suppress(ProcessLookupError):
                 self._process.send_signal(number)
+
+    async def watched(self) -> None:
+        """Wait for its end; cause it when the event loop has stopped, as nobody is answered by this worker any more."""
+        unanswered = 0
+        while not self.ended.is_set():
+            self.alive.clear()
+            self.tell("alive")
+            with suppress(TimeoutError):
+                async with asyncio.timeout(_ASKED_EVERY):
+                    await self.ended.wait()
+            unanswered = 0 if self.alive.is_set() else unanswered + 1
+            if unanswered == _MOST_UNANSWERED:
+                log.error("worker %d has not answered for %g seconds", self.id, unanswered * _ASKED_EVERY)
+                self.signal(signal.SIGUSR1)
+                await self.end(_TOLD_SECONDS)
 
     async def end(self, patience: float) -> None:
         """Wait for its end, which has been asked for, and enforce it after ``patience`` seconds."""
@@ -107,7 +125,7 @@ class Child:
             log.error("worker %d ended with %s", self.id, _words(status))
         self.ended.set()
         self._lost(self)
-        for event in (self.ready, self.serving, self.reported):
+        for event in (self.ready, self.serving, self.alive, self.reported):
             event.set()
 
     async def _started(self) -> tuple[asyncio.subprocess.Process, socket.socket]:
@@ -148,6 +166,8 @@ class Child:
                 self.serving.set()
             case "failed":
                 self._failure = message["reason"]
+            case "alive":
+                self.alive.set()
             case "report":
                 self.report = message["families"]
                 self.reported.set()

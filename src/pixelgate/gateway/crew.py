@@ -111,7 +111,7 @@ class Crew:
                 try:
                     await self._serving(child)
                     since = time.monotonic()
-                    await child.ended.wait()
+                    await child.watched()
                 except ConfigError as failure:
                     log.error("worker %d did not start: %s", child.id, failure.message)
             failures = 0 if time.monotonic() - since > _STEADY_SECONDS else failures + 1

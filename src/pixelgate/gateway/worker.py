@@ -1,15 +1,16 @@
 """One of the gateway's processes, which its supervisor starts as `python -m pixelgate.gateway.worker DESCRIPTOR`.
 
 The descriptor is the worker's end of a line of JSON messages, each a ``kind`` and what belongs to it. The worker says
-"ready" when its engines are connected, is told to "serve", and says "serving"; then "drain" ends it, "report" asks for
-its metrics, and its own "ask" for those of all, which come back as "show". When nobody holds the other end any more,
-the supervisor has died, and the worker ends as if told to by a signal.
+"ready" when its engines are connected, is told to "serve", and says "serving"; then "drain" ends it, "alive" asks
+whether it still moves, "report" for its metrics, and its own "ask" for those of all, which come back as "show". When
+nobody holds the other end any more, the supervisor has died, and the worker ends as if told to by a signal.
 """
 
 from __future__ import annotations
 
 import asyncio
 import base64
+import faulthandler
 import json
 import os
 import pickle
@@ -92,6 +93,8 @@ class Line:
         while True:
             message = await self._messages.get()
             match message["kind"]:
+                case "alive":
+                    self.say("alive")
                 case "report":
                     self.say("report", families=report())
                 case "show":
@@ -127,6 +130,8 @@ def _end(patience: float, *, told: bool) -> None:
 
 def main(descriptor: int) -> int:
     """Serve until told to end. What prevents it is said on the line, and is the supervisor's to tell."""
+    faulthandler.enable()
+    faulthandler.register(signal.SIGUSR1)  # writes to stderr what every thread is doing
     # as SIGINT in the midst of starting, so that what was begun is undone; the server has handlers of its own
     signal.signal(signal.SIGINT, signal.default_int_handler)
     signal.signal(signal.SIGTERM, lambda *_: signal.raise_signal(signal.SIGINT))
