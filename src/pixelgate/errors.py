@@ -87,6 +87,12 @@ class FullError(BusyError):
     type = "server_error"
 
 
+class ClosingError(FullError):
+    """The gateway ends, and the time that it gives requests under way is over."""
+
+    code = "gateway_closing"
+
+
 class OptionError(RequestError):
     """A processor option that is unknown or has an impossible value."""
 

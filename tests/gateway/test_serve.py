@@ -18,7 +18,7 @@ import httpx
 import pytest
 from huggingface_hub import file_download
 from prometheus_client.parser import text_string_to_metric_families
-from running import PATH, image, picture, strict_engine, until
+from running import PATH, error_of, image, picture, strict_engine, until
 
 import hub_mirror
 from pixelgate.demo import CHECKPOINT
@@ -75,6 +75,25 @@ async def test_a_signal_ends_it_when_the_answers_are_complete():
         assert await running.wait() == 0
         assert "Traceback" not in log
         assert engine.cancelled == []
+
+
+async def test_what_takes_too_long_is_told_that_the_gateway_ends():
+    checkpoint = (str(CHECKPOINT), "--shutdown-timeout", "1")
+    async with (
+        strict_engine(delay=60) as engine,
+        process(engine.url, checkpoint=checkpoint) as (running, port, _),
+        httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", timeout=20) as client,
+    ):
+        body = {"model": "checkpoint", "messages": [{"role": "user", "content": "x"}]}
+        asking = [asyncio.create_task(client.post(PATH, json=body | {"stream": stream})) for stream in (False, True)]
+        await until(lambda: len(engine.requests) == 2)
+        running.send_signal(signal.SIGTERM)
+        for response in await asyncio.gather(*asking):
+            assert (response.status_code, error_of(response)["code"]) == (503, "gateway_closing")
+            assert response.headers["retry-after"] == "1"
+        assert await asyncio.wait_for(running.wait(), 10) == 0
+        assert len(engine.cancelled) == 2
+        assert "Traceback" not in (await running.stderr.read()).decode()
 
 
 async def test_a_hub_id_is_also_the_models_name(tmp_path):

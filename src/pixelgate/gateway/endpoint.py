@@ -15,10 +15,10 @@ from typing import Any, ClassVar, TypeVar
 from starlette.datastructures import Headers
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
-from starlette.types import Receive, Scope, Send
+from starlette.types import Message, Receive, Scope, Send
 
 from pixelgate.engines.engine import EngineFacts
-from pixelgate.errors import ModelNotFoundError, PixelgateError, SlowRequestError, TooLargeError
+from pixelgate.errors import ClosingError, ModelNotFoundError, PixelgateError, SlowRequestError, TooLargeError
 from pixelgate.gateway import logs, wire
 from pixelgate.gateway.budget import Share
 from pixelgate.gateway.chat import Chat, configured
@@ -167,8 +167,14 @@ class Endpoint(ABC):
         tracing = self.services.tracing
         trace = tracing.request(request.method, self.path, request.headers, shown_id) if tracing else None
         phases = Phases(metrics, trace)
-        exchange = Exchange(request, send, shown_id, own_id, phases, metrics)
-        status = 500
+        status, begun = 500, False
+
+        async def sending(message: Message) -> None:
+            nonlocal begun
+            begun = True
+            await send(message)
+
+        exchange = Exchange(request, sending, shown_id, own_id, phases, metrics)
         metrics.in_flight.inc()
         try:
             with self.services.activity.request():
@@ -176,6 +182,11 @@ class Endpoint(ABC):
         except ClientDisconnect:
             status = _CLIENT_GONE
             log.info("the client hung up")
+        except asyncio.CancelledError:  # only the server does that, when it ends and this has taken too long
+            status = ClosingError.status
+            if begun:
+                raise
+            await _refuse(exchange, ClosingError("the gateway is closing and could not finish this request"))
         finally:
             metrics.in_flight.dec()
             phases.finish(self.path, status)
@@ -191,9 +202,14 @@ class Endpoint(ABC):
         except ClientDisconnect:
             raise
         except Exception as failure:  # of whatever kind: the client gets an error object, and the log the reason
-            error = exchange.failed(failure)
-            await exchange.reply(error_response(error))
-            return error.status
+            return await _refuse(exchange, failure)
+
+
+async def _refuse(exchange: Exchange, failure: Exception) -> int:
+    """Answer with an error, whose status is returned."""
+    error = exchange.failed(failure)
+    await exchange.reply(error_response(error))
+    return error.status
 
 
 async def _body(request: Request, settings: GatewaySettings, encoded: Share) -> bytes:
