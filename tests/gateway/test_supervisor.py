@@ -319,6 +319,23 @@ async def test_a_worker_whose_event_loop_stops_is_replaced(monkeypatch, caplog, 
     assert "in hold_the_loop" in capfd.readouterr().err  # where it was stuck
 
 
+async def test_the_workers_say_what_they_are_doing_and_leave_a_new_configuration_to_the_supervisor(capfd):
+    async with running() as it:
+        before, said = it.children, ""
+        for each in before:
+            os.kill(each.id, signal.SIGHUP)
+        os.kill(os.getpid(), signal.SIGUSR1)
+
+        def all_said():
+            nonlocal said
+            said += capfd.readouterr().err
+            return said.count("in run_forever\n") == 2
+
+        await until(all_said)
+        assert await it.answers()
+        assert it.crew.children == before
+
+
 async def test_a_worker_that_cannot_be_started(monkeypatch):
     monkeypatch.setattr(child, "COMMAND", ("/nowhere/python",))
     with pytest.raises(ConfigError, match="a worker cannot be started: No such file or directory"):

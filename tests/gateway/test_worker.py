@@ -30,7 +30,7 @@ BODY = {"model": "demo", "messages": [{"role": "user", "content": "x"}]}
 def handlers(monkeypatch):
     """The signals' handlers afterwards are those of before; and without a supervisor this process is not ended."""
     gc.collect()  # a signal must not meet the end of something old, which would swallow its exception
-    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    before = {number: signal.getsignal(number) for number in (signal.SIGHUP, signal.SIGINT, signal.SIGTERM)}
     monkeypatch.setattr(logs, "configure", lambda settings: None)
     monkeypatch.setattr(worker, "_end", lambda patience, told: told or os.kill(os.getpid(), signal.SIGTERM))
     yield

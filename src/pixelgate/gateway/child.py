@@ -98,8 +98,13 @@ class Child:
             unanswered = 0 if self.alive.is_set() else unanswered + 1
             if unanswered == _MOST_UNANSWERED:
                 log.error("worker %d has not answered for %g seconds", self.id, unanswered * _ASKED_EVERY)
-                self.signal(signal.SIGUSR1)
+                self.show_stacks()
                 await self.end(_TOLD_SECONDS)
+
+    def show_stacks(self) -> None:
+        """Have it write to standard error what its threads are doing; it would not survive that earlier."""
+        if self.ready.is_set():
+            self.signal(signal.SIGUSR1)
 
     async def end(self, patience: float) -> None:
         """Wait for its end, which has been asked for, and enforce it after ``patience`` seconds."""

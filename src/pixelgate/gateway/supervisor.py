@@ -1,7 +1,8 @@
 """`pixelgate serve`: the process that has the port, and workers that serve. It handles no request and loads no arrays.
 
 It starts workers, replaces those that die, adds up their metrics, and ends with all of them. SIGHUP has it read its
-configuration anew: workers with the new one are started beside the old ones, which end when those are serving.
+configuration anew: workers with the new one are started beside the old ones, which end when those are serving. SIGUSR1
+has the workers say what they are doing.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from pixelgate.gateway.sums import Family, lasting, summed
 
 _LOOPBACK = ("127.0.0.1", "::1", "localhost")
 _REPORT_SECONDS = 1.0
+_STACKS_SECONDS = 0.2
 
 log = logging.getLogger(__name__)
 
@@ -53,6 +55,7 @@ class Supervisor:
         """Serve until told to end. Raises ConfigError when the gateway cannot start, or cannot go on."""
         loop, work = asyncio.get_running_loop(), asyncio.create_task(self._work(settings))
         loop.add_signal_handler(signal.SIGHUP, self.reload)
+        loop.add_signal_handler(signal.SIGUSR1, self.show_stacks)
         for number in (signal.SIGINT, signal.SIGTERM):
             loop.add_signal_handler(number, self._stop, number, work)
         try:
@@ -63,12 +66,16 @@ class Supervisor:
         finally:
             self._stopping = True
             await self._end()
-            for number in (signal.SIGHUP, signal.SIGINT, signal.SIGTERM):
+            for number in (signal.SIGHUP, signal.SIGUSR1, signal.SIGINT, signal.SIGTERM):
                 loop.remove_signal_handler(number)
 
     def reload(self) -> None:
         """Read the configuration anew."""
         self._hangups.put_nowait(signal.SIGHUP)
+
+    def show_stacks(self) -> None:
+        """Have the workers write to standard error what their threads are doing."""
+        self._beside(self._stacks())
 
     def _stop(self, number: int, work: asyncio.Task[None]) -> None:
         if not self._stopping:
@@ -176,6 +183,11 @@ class Supervisor:
             async with asyncio.timeout(_REPORT_SECONDS):
                 await asyncio.gather(*(child.reported.wait() for child in serving))
         asking.tell("show", families=summed((self._counted, *(child.report for child in self._children()))))
+
+    async def _stacks(self) -> None:
+        for child in self._children():
+            child.show_stacks()
+            await asyncio.sleep(_STACKS_SECONDS)  # it writes word by word, and into what others write
 
     def _children(self) -> list[Child]:
         return [child for crew in self._crews for child in crew.children]

@@ -132,6 +132,7 @@ def main(descriptor: int) -> int:
     """Serve until told to end. What prevents it is said on the line, and is the supervisor's to tell."""
     faulthandler.enable()
     faulthandler.register(signal.SIGUSR1)  # writes to stderr what every thread is doing
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)  # for the supervisor, though whoever sends it may not know
     # as SIGINT in the midst of starting, so that what was begun is undone; the server has handlers of its own
     signal.signal(signal.SIGINT, signal.default_int_handler)
     signal.signal(signal.SIGTERM, lambda *_: signal.raise_signal(signal.SIGINT))
