@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
+import os
 
 import pytest
 from running import PATH, gateway, image, picture, strict_engine, text
@@ -30,12 +31,12 @@ def within():
 
 def test_a_line_of_text():
     line = logs.TextFormatter().format(record())
-    assert line.endswith(" WARNING pixelgate.test: words 1")
+    assert line.endswith(f" WARNING {os.getpid()} pixelgate.test: words 1")
 
 
 def test_a_line_of_text_has_request_and_fields(within):
     line = logs.TextFormatter().format(record(fields={"status": 200, "model": "m"}))
-    assert line.endswith(" WARNING pixelgate.test: abc-1: words 1 status=200 model=m")
+    assert line.endswith(f" WARNING {os.getpid()} pixelgate.test: abc-1: words 1 status=200 model=m")
 
 
 def test_a_line_of_json(within):
@@ -43,6 +44,7 @@ def test_a_line_of_json(within):
     assert found.pop("time").endswith("+00:00")
     assert found == {
         "level": "WARNING",
+        "process": os.getpid(),
         "logger": "pixelgate.test",
         "message": "words 1",
         "request_id": "abc-1",

@@ -342,7 +342,7 @@ async def test_two_workers_until_their_supervisor_is_killed(tmp_path):
             os.kill(first, signal.SIGKILL)
             await logged(running, log, "another one is started")
             assert [await asked() for _ in range(3)] == [200] * 3
-            await logged(running, log, "Application startup complete")
+            await logged(running, log, " serves")
             assert second in children(running.pid)
 
             good = config.read_text()

@@ -168,6 +168,7 @@ class Child:
             case "ready":
                 self.ready.set()
             case "serving":
+                log.info("worker %d serves", self.id)
                 self.serving.set()
             case "failed":
                 self._failure = message["reason"]

@@ -1,4 +1,4 @@
-"""The log: as text or as JSON, each line with the id of its request, none with what a client sent."""
+"""The log: as text or as JSON, each line with its process and the id of its request, none with what a client sent."""
 
 from __future__ import annotations
 
@@ -32,7 +32,8 @@ class TextFormatter(logging.Formatter):
         """The line, with the request's id before the message and the fields behind it."""
         request = f"{name}: " if (name := REQUEST_ID.get()) else ""
         fields = "".join(f" {name}={value}" for name, value in _fields(record).items())
-        return f"{self.formatTime(record)} {record.levelname} {record.name}: {request}{record.message}{fields}"
+        head = f"{self.formatTime(record)} {record.levelname} {record.process} {record.name}"
+        return f"{head}: {request}{record.message}{fields}"
 
 
 class JsonFormatter(logging.Formatter):
@@ -41,7 +42,13 @@ class JsonFormatter(logging.Formatter):
     def format(self, record: logging.LogRecord) -> str:
         """The object: time, level, logger, message, and what else there is."""
         time = datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds")
-        found = {"time": time, "level": record.levelname, "logger": record.name, "message": record.getMessage()}
+        found = {
+            "time": time,
+            "level": record.levelname,
+            "process": record.process,
+            "logger": record.name,
+            "message": record.getMessage(),
+        }
         if request := REQUEST_ID.get():
             found["request_id"] = request
         if record.exc_info:

@@ -205,6 +205,7 @@ def _config(app: Starlette, settings: GatewaySettings, **options: Any) -> uvicor
         server_header=False,
         proxy_headers=False,  # it would believe whoever asks from loopback; access.py asks whom to trust
         log_config=None,
+        log_level=logging.WARNING,  # who serves and who ends is the supervisor's to say, once and in our words
         timeout_graceful_shutdown=math.ceil(settings.shutdown_timeout),
         **options,
     )

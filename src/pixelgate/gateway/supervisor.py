@@ -80,6 +80,7 @@ class Supervisor:
     def _stop(self, number: int, work: asyncio.Task[None]) -> None:
         if not self._stopping:
             self._stopping = True
+            log.info("ending, as told by %s", signal.Signals(number).name)
             work.cancel()
         elif number == signal.SIGINT:  # a second one: the workers are told twice, too
             for crew in self._crews:
@@ -204,6 +205,12 @@ def _announce(crew: Crew) -> None:
         log.warning("anybody who reaches %s may ask: no API key is set", host or "any address")
     for words in settings.narrow:
         log.warning("%s", words)
-    scheme, shown = "https" if settings.tls_cert else "http", f"[{host}]" if ":" in host else host or "0.0.0.0"
+    scheme = "https" if settings.tls_cert else "http"
     workers = f", {settings.workers} workers" if settings.workers > 1 else ""
-    log.info("running on %s://%s:%d%s", scheme, shown, crew.listeners.port, workers)
+    if crew.admin:
+        log.info("the admin's listener is on http://%s:%d", _shown(crew.admin.host), crew.admin.port)
+    log.info("running on %s://%s:%d%s", scheme, _shown(host), crew.listeners.port, workers)
+
+
+def _shown(host: str) -> str:
+    return f"[{host}]" if ":" in host else host or "0.0.0.0"
