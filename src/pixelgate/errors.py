@@ -58,6 +58,20 @@ class AuthenticationError(RequestError):
     code = "invalid_api_key"
 
 
+class PathError(RequestError):
+    """There is nothing at the request's path."""
+
+    status = 404
+    code = "unknown_url"
+
+
+class MethodError(RequestError):
+    """The request's path does not take its method."""
+
+    status = 405
+    code = "method_not_supported"
+
+
 class SlowRequestError(RequestError):
     """The request did not arrive in time."""
 

@@ -355,12 +355,15 @@ async def test_tokens_are_counted_by_model(house):
 async def test_no_label_has_what_a_client_says(house):
     assert (await house.ask(model="secret-model")).status_code == 404
     assert (await house.client.post("/secret-path", json={})).status_code == 404
+    assert (await house.client.put(PATH)).status_code == 405
     assert (await house.client.post("/tokenize", json={"model": "secret-model", "prompt": "a"})).status_code == 404
     assert (await house.client.post("/tokenize", json={"model": "demo", "prompt": "a"})).status_code == 200
     assert "secret" not in (await house.client.get("/metrics")).text
     assert await house.metric("pixelgate_requests_total", model="", path=PATH, status="404") >= 1
     assert await house.metric("pixelgate_requests_total", model="demo", path="/tokenize", status="200") >= 1
     assert await house.metric("pixelgate_errors_total", code="model_not_found", status="404") >= 2
+    assert await house.metric("pixelgate_errors_total", code="unknown_url", status="404") >= 1
+    assert await house.metric("pixelgate_errors_total", code="method_not_supported", status="405") >= 1
 
 
 async def test_ready(house):

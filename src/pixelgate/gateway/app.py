@@ -15,7 +15,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from pixelgate.errors import RequestError
+from pixelgate.errors import MethodError, PathError, PixelgateError
 from pixelgate.gateway.access import Access, digests
 from pixelgate.gateway.completions import ChatCompletions
 from pixelgate.gateway.endpoint import Endpoint
@@ -181,6 +181,8 @@ async def _ended(task: asyncio.Task[None]) -> None:
 
 async def _not_found(request: Request, failure: Exception) -> Response:
     assert isinstance(failure, HTTPException)
-    known = {404: "there is nothing at this path", 405: "this path does not take that method"}
-    error = RequestError(known.get(failure.status_code, "the request cannot be answered"))
-    return as_json(error_object(error), status=failure.status_code, headers=failure.headers)
+    error: PixelgateError = PathError("there is nothing at this path")
+    if failure.status_code == MethodError.status:
+        error = MethodError("this path does not take that method")
+    request.app.state.refused(error)
+    return as_json(error_object(error), status=error.status, headers=failure.headers)
