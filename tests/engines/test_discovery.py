@@ -93,8 +93,13 @@ async def test_a_file_has_one_a_line(names, tmp_path):
 
 
 async def test_what_cannot_be_looked_up_is_unavailable(names, tmp_path):
-    for entry in ("dns+vllm+grpc://nowhere:1", f"file:{tmp_path}/missing"):
-        with pytest.raises(EngineUnavailableError):
+    (tmp_path / "binary").write_bytes(b"\xff")
+    for entry, why in (
+        ("dns+vllm+grpc://nowhere:1", "has no address"),
+        (f"file:{tmp_path}/missing", "cannot be read: No such file or directory"),
+        (f"file:{tmp_path}/binary", "is not text"),
+    ):
+        with pytest.raises(EngineUnavailableError, match=why):
             await addresses(entry)
 
 
@@ -119,6 +124,11 @@ def test_a_malformed_name_is_a_configuration_error(entry):
 def test_what_is_no_engine_is_a_configuration_error_at_once(entry):
     with pytest.raises(ConfigError, match="is not an engine address"):
         Discovery([entry], connect)
+
+
+def test_what_lacks_a_kind_of_engine_is_asked_for_it():
+    with pytest.raises(ConfigError, match=r"; dns\+\.\.\. is a name of several, .*; is it openai\+http://a:1\?$"):
+        Discovery(["http://a:1"], connect)
 
 
 async def test_an_address_keeps_its_engine(names, caplog):

@@ -116,7 +116,9 @@ def _scheme(url: str) -> str:
     schemes = (*_BUILDERS, *_CHAT)
     if not colon or scheme not in schemes:
         known = " or ".join(f"{name}:" for name in schemes)
-        raise ConfigError(f"{url!r} is not an engine address: it must start with {known}")
+        more = f"; {DNS}... is a name of several, {FILE}PATH a file with a list"
+        chat = f"; is it openai+{url}?" if scheme in ("http", "https") else ""
+        raise ConfigError(f"{url!r} is not an engine address: it must start with {known}{more}{chat}")
     return scheme
 
 

@@ -75,8 +75,10 @@ async def addresses(entry: str) -> list[str]:
 async def _lines(path: str) -> list[str]:
     try:
         text = await asyncio.to_thread(Path(path).read_text, "utf-8")
-    except (OSError, UnicodeDecodeError):
-        raise EngineUnavailableError("The file cannot be read.") from None
+    except OSError as failure:
+        raise EngineUnavailableError(f"The file cannot be read: {failure.strerror}.") from None
+    except UnicodeDecodeError:
+        raise EngineUnavailableError("The file is not text.") from None
     lines = [line.partition("#")[0].strip() for line in text.splitlines()]
     if any(line.startswith(FILE) for line in lines):
         raise ConfigError(f"{path} names a file; it may name engines only")

@@ -239,7 +239,9 @@ def chosen(cards: Sequence[Card], wanted: str, name: str) -> Card:
     listed = ", ".join(card.id for card in cards[:_LISTED]) or "none"
     if wanted:
         raise EngineError(f"The engine does not serve {wanted!r}; its models are {listed}.")
-    raise EngineError(f"The engine does not serve one model: say which with engine_model; its models are {listed}.")
+    raise EngineError(
+        f"The engine does not serve one model: say which with engine_model (--engine-model); its models are {listed}."
+    )
 
 
 def decoded(data: bytes, kind: type[Any]) -> Any:
