@@ -139,7 +139,7 @@ class GatewaySettings:
     the gateway is open to whoever reaches it."""
 
     api_key_file: str = ""
-    """A file with more keys, one a line; read at start-up, and at SIGHUP."""
+    """A file with more keys, one a line and no comments; read at start-up, and at SIGHUP."""
 
     admin_host: str = ""
     """``HOST:PORT``, or ``PORT`` on loopback: where ``/metrics`` is served, without a key, instead of at ``port``."""
@@ -247,7 +247,7 @@ class GatewaySettings:
     """Whether a line of the log is "text", or an object of "json"."""
 
     log_requests: bool = False
-    """Whether every answered request is a line of the log, with its figures; what it said is never logged."""
+    """Whether each request to a model, once let in, is a line of the log, with its figures; what it said never is."""
 
     trace_endpoint: str = ""
     """``http://HOST:PORT`` of a collector for OpenTelemetry traces, OTLP over HTTP. Needs the extra ``otel``."""
