@@ -196,6 +196,44 @@ async def test_a_few_trailers_are_no_headers(strict):
 async def test_an_upgrade_is_not_taken_up(strict, protocol):
     headers = {"connection": "upgrade", "upgrade": protocol}
     assert (await strict[0].client.get("/health", headers=headers)).status_code == 200
+    assert (await strict[0].client.post(PATH, headers=headers, content=chat(max_tokens=1))).status_code == 200
+
+
+UPGRADE = ("Connection: Upgrade, HTTP2-Settings", "Upgrade: h2c", "HTTP2-Settings: AAMAAABkAARAAAAAAAIAAAAA")
+
+
+@pytest.mark.parametrize("more", [UPGRADE, ("Connection: close, Upgrade", "Upgrade: a", "Upgrade: b")])
+@pytest.mark.parametrize("chunked", [False, True])
+@pytest.mark.parametrize("every", [0, 1, 7])
+async def test_the_body_behind_a_wish_for_an_upgrade_is_the_requests(strict, more, chunked, every):
+    sent = chat(max_tokens=1)
+    if chunked:
+        body = b"%x\r\n%b\r\n0\r\nupgrade: h2c\r\n\r\n" % (len(sent), sent)
+        data = post(0, "transfer-encoding: chunked", *more).replace(b"content-length: 0\r\n", b"") + body
+    else:
+        data = post(len(sent), *more) + sent
+    reader, writer = await asyncio.open_connection("127.0.0.1", strict[0].port)
+    writer.transport.get_extra_info("socket").setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    for start in range(0, len(data), every or len(data)):
+        writer.write(data[start : start + (every or len(data))])
+        await asyncio.sleep(0)
+    assert b"200 OK" in await asyncio.wait_for(reader.readline(), 5)
+    writer.close()
+
+
+async def test_what_looks_like_a_request_behind_a_wish_for_an_upgrade_is_its_body(strict):
+    _, answer, _ = await talk(strict[0], post(len(GET), *UPGRADE), GET, every=0.1)
+    assert answer["error"]["message"] == "the body is not valid JSON"  # and nothing else was answered
+
+
+async def test_requests_one_after_another_may_all_wish_for_an_upgrade(strict):
+    wish = GET.replace(b"host: a", "\r\n".join(("host: a", *UPGRADE)).encode())
+    reader, writer = await asyncio.open_connection("127.0.0.1", strict[0].port)
+    writer.write(wish * 400 + GET)
+    answers = b""
+    while answers.count(b'"status":"ok"') < 401:
+        answers += await asyncio.wait_for(reader.readuntil(b"}"), 5)
+    writer.close()
 
 
 async def test_a_head_at_the_limit(strict):

@@ -3,6 +3,9 @@
 uvicorn bounds neither a head's size nor the time that it takes, nor how many connections wait for one, and a client
 that was answered early may go on sending for ever. The time for a body is the application's to watch, since it can
 answer; what is left of a body after the answer gets as long as a head.
+
+And it loses the body of a request that asks for another protocol, as Java's client does by default (``Upgrade: h2c``):
+the parser takes what follows such a head for that protocol. Here it gets the head once more without the wish.
 """
 
 from __future__ import annotations
@@ -11,6 +14,7 @@ import asyncio
 import logging
 from typing import Any
 
+import httptools
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
 from pixelgate.errors import FullError, HeaderError, PixelgateError, RequestError, SlowRequestError
@@ -28,6 +32,7 @@ class LimitedProtocol(HttpToolsProtocol):
 
     def __init__(self, settings: GatewaySettings, refused: Refused, closing: asyncio.Event, **arguments: Any) -> None:
         super().__init__(**arguments)
+        self.parser = self._fresh_parser()
         self._refused = refused
         self._settings = settings
         self._closing = closing
@@ -72,7 +77,8 @@ class LimitedProtocol(HttpToolsProtocol):
     def data_received(self, data: bytes) -> None:
         """Parse what has arrived, and see how long the client may take for the rest."""
         self._moved = False
-        super().data_received(data)
+        self._unset_keepalive_if_required()
+        self._parse(data)
         if self.transport.is_closing():
             return
         # The parser keeps a head, a body's trailers and their lines until they are complete. The piece with which one
@@ -82,6 +88,25 @@ class LimitedProtocol(HttpToolsProtocol):
             self._refuse(self._too_large())
         else:
             self._watch()
+
+    def _parse(self, data: bytes) -> None:
+        pending: list[bytes | memoryview] = [data]  # what comes next is the last
+        while pending:
+            piece = pending.pop()
+            try:
+                self.parser.feed_data(piece)
+            except httptools.HttpParserUpgrade as stopped:
+                pending += [memoryview(piece)[stopped.args[0] :], self._without_upgrade()]
+                self.parser = self._fresh_parser()
+            except httptools.HttpParserError:
+                self.send_400_response("")
+                return
+
+    def _fresh_parser(self) -> httptools.HttpRequestParser:
+        parser = httptools.HttpRequestParser(self)
+        # As uvicorn's: what follows the last request of a connection is left alone, so that this one is answered.
+        parser.set_dangerous_leniencies(lenient_data_after_close=True)
+        return parser
 
     def on_message_begin(self) -> None:
         """A request's first byte."""
@@ -106,13 +131,26 @@ class LimitedProtocol(HttpToolsProtocol):
         if size > self._settings.max_header_bytes or len(self.headers) > self._settings.max_headers:
             self._refusal = self._too_large()
             raise self._refusal  # ends the parser's work; uvicorn then comes to send_400_response
+        if self.parser.get_method() == b"CONNECT":  # always a wish for another protocol
+            raise RequestError("this is no proxy")
+        if self.parser.should_upgrade():
+            return  # it comes once more
         self._in_body = True
         super().on_headers_complete()
         if self._closing.is_set() and self.cycle is not None:
             self.cycle.keep_alive = False
 
+    def _without_upgrade(self) -> bytes:
+        """The head that was read last, without the wish for another protocol."""
+        version = self.parser.get_http_version().encode()
+        lines = [b"%b %b HTTP/%b" % (self.parser.get_method(), self.url, version)]
+        lines += [name + b": " + value for name, value in self.headers if name != b"upgrade"]
+        return b"\r\n".join([*lines, b"", b""])
+
     def on_message_complete(self) -> None:
         """A request's last byte."""
+        if self.parser.should_upgrade():
+            return
         self._in_body = False
         self._moved = True
         super().on_message_complete()

@@ -33,7 +33,6 @@ from pixelgate.gateway.worker import Line
 from pixelgate.process import keep_memory, settle
 
 _TICK = 0.1  # seconds
-_STRANGERS = ("Invalid HTTP request", "Unsupported upgrade request", "No supported WebSocket library")
 
 
 def run(
@@ -224,7 +223,6 @@ def quieten_downloads() -> None:
 
 
 def quieten_strangers() -> None:
-    """Strangers' broken files and requests are answered, not logged: a line for each would let them fill the disk."""
-    logging.getLogger("uvicorn.error").addFilter(lambda record: not str(record.msg).startswith(_STRANGERS))
+    """Strangers' broken files are answered, not logged: a line for each would let them fill the disk."""
     logging.getLogger("PIL").setLevel(logging.CRITICAL)
     warnings.filterwarnings("ignore", module=r"PIL\.")
