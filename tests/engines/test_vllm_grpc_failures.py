@@ -13,6 +13,7 @@ from types import SimpleNamespace
 import grpc
 import pytest
 from engine_requests import BFLOAT16, FACTS, answer, free_port, request, until
+from grpc.aio import _call as aio
 from grpc_health.v1 import health, health_pb2_grpc
 from scripted_vllm import chunk, client, complete, scripted
 
@@ -109,6 +110,19 @@ async def test_an_engine_that_died_and_is_back_at_once_has_turned_nothing_away()
             assert type(caught.value) is EngineUnavailableError
             await until(engine.healthy)
             assert not server.requests
+
+
+async def test_a_connection_that_breaks_just_behind_a_request_has_the_calls_own_error(monkeypatch):
+    done_writing = aio.StreamStreamCall.done_writing
+
+    async def broken(call):
+        await done_writing(call)
+        raise grpc.aio.InternalError("Failed grpc_call_start_batch")  # what the library says when the call is over
+
+    monkeypatch.setattr(aio.StreamStreamCall, "done_writing", broken)
+    async with scripted([], grpc.StatusCode.INTERNAL) as (engine, _):
+        with pytest.raises(EngineError):
+            await answer(engine, request())
 
 
 async def test_a_message_above_the_engines_limit_is_too_large():

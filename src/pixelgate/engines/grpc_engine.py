@@ -356,7 +356,8 @@ async def _turn(connection: Connection, request: EngineRequest) -> AsyncIterator
 
 async def _send(call: Any, message: bytes) -> None:
     """Send the one request of a call, until the library has handed all of it on."""
-    with contextlib.suppress(asyncio.InvalidStateError):  # the call has ended already; reading it says why
+    # Both are of a call that has ended already; reading it says why.
+    with contextlib.suppress(asyncio.InvalidStateError, grpc.aio.InternalError):
         await call.write(message)
         await call.done_writing()
 
