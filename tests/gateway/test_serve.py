@@ -18,7 +18,7 @@ import httpx
 import pytest
 from huggingface_hub import file_download
 from prometheus_client.parser import text_string_to_metric_families
-from running import PATH, error_of, image, picture, strict_engine, until
+from running import ENDLESS, PATH, error_of, image, picture, strict_engine, until
 
 import hub_mirror
 from pixelgate.demo import CHECKPOINT
@@ -94,6 +94,66 @@ async def test_what_takes_too_long_is_told_that_the_gateway_ends():
         assert await asyncio.wait_for(running.wait(), 10) == 0
         assert len(engine.cancelled) == 2
         assert "Traceback" not in (await running.stderr.read()).decode()
+
+
+async def test_a_stream_that_takes_too_long_is_broken_off_with_a_line_in_the_log():
+    checkpoint = (str(CHECKPOINT), "--shutdown-timeout", "1")
+    async with (
+        strict_engine(delay=0.1, reply=ENDLESS) as engine,
+        process(engine.url, checkpoint=checkpoint) as (running, port, _),
+        httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", timeout=20) as client,
+    ):
+        body = {"model": "checkpoint", "messages": [{"role": "user", "content": "x"}], "stream": True}
+        async with client.stream("POST", PATH, json=body) as response:
+            pieces = response.aiter_text()
+            assert await anext(pieces)
+            running.send_signal(signal.SIGTERM)
+            with pytest.raises(httpx.RemoteProtocolError):
+                [piece async for piece in pieces]
+        log = (await asyncio.wait_for(running.stderr.read(), 10)).decode()
+    cancelled, told = [line for line in log.splitlines() if "INFO" not in line]
+    assert "Cancel 1 running task(s)" in cancelled
+    assert told.endswith(": the gateway is closing and could not finish this request")
+
+
+async def test_a_second_sigint_cuts_at_once():
+    async with (
+        strict_engine(delay=60) as engine,
+        process(engine.url) as (running, port, _),
+        httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", timeout=20) as client,
+    ):
+        body = {"model": "checkpoint", "messages": [{"role": "user", "content": "x"}]}
+        asking = asyncio.create_task(client.post(PATH, json=body))
+        await until(lambda: len(engine.requests) == 1)
+        for _ in range(2):
+            running.send_signal(signal.SIGINT)
+            await asyncio.sleep(0.3)
+        assert (await asking).status_code == 503
+        assert await asyncio.wait_for(running.wait(), 5) == 0
+        assert "Traceback" not in (await running.stderr.read()).decode()
+
+
+async def test_what_an_old_worker_still_does_has_the_same_time_after_a_signal(tmp_path):
+    config = tmp_path / "pixelgate.toml"
+    async with strict_engine(delay=60) as engine:
+        text = "port = 0\nkeep_alive_timeout = 0.3\nshutdown_timeout = 1\ndrain_delay = 1\n[[model]]\n"
+        config.write_text(text + f'name = "demo"\ncheckpoint = "{CHECKPOINT}"\nengines = ["{engine.url}"]\n')
+        async with (
+            process(None, None, checkpoint=("--config", str(config))) as (running, port, log),
+            httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", timeout=20) as client,
+        ):
+            body = {"model": "demo", "messages": [{"role": "user", "content": "x"}]}
+            asking = asyncio.create_task(client.post(PATH, json=body))
+            await until(lambda: len(engine.requests) == 1)
+            running.send_signal(signal.SIGHUP)
+            await logged(running, log, "is taken over")
+            await asyncio.sleep(1)
+            assert not asking.done()
+            running.send_signal(signal.SIGTERM)
+            assert error_of(await asking)["code"] == "gateway_closing"
+            assert await asyncio.wait_for(running.wait(), 10) == 0
+            log.append((await running.stderr.read()).decode())
+        assert "is killed" not in "".join(log)
 
 
 async def test_a_hub_id_is_also_the_models_name(tmp_path):

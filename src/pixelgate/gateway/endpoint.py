@@ -184,9 +184,11 @@ class Endpoint(ABC):
             log.info("the client hung up")
         except asyncio.CancelledError:  # only the server does that, when it ends and this has taken too long
             status = ClosingError.status
+            closing = ClosingError("the gateway is closing and could not finish this request")
             if begun:
-                raise
-            await _refuse(exchange, ClosingError("the gateway is closing and could not finish this request"))
+                exchange.failed(closing)
+            else:
+                await _refuse(exchange, closing)
         finally:
             metrics.in_flight.dec()
             phases.finish(self.path, status)

@@ -14,6 +14,7 @@ from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, asynccontextmanager, contextmanager, nullcontext
 from functools import partial
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 import uvicorn
@@ -33,6 +34,7 @@ from pixelgate.gateway.worker import Line
 from pixelgate.process import keep_memory, settle
 
 _TICK = 0.1  # seconds
+_BROKEN_OFF = "ASGI callable returned without completing response"
 
 
 def run(
@@ -129,7 +131,12 @@ class Server(uvicorn.Server):
     def __init__(self, app: Starlette, settings: GatewaySettings, listens: Callable[[], None] = lambda: None) -> None:
         super().__init__(server_config(app, settings))
         self._state, self._settings, self._listens = app.state, settings, listens
-        self._delay = settings.drain_delay
+        self._leaving = self._signalled = False
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        """End with a signal."""
+        self._signalled = True
+        super().handle_exit(sig, frame)
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
@@ -153,17 +160,28 @@ class Server(uvicorn.Server):
             listening.close()
         self._state.closing.set()
         await asyncio.sleep(self._settings.keep_alive_timeout)
-        self._delay = 0.0
-        self.config.timeout_graceful_shutdown = None  # nobody is in a hurry
-        self.should_exit = True
+        self._leaving = self.should_exit = True
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         """End, at once when a second signal says so."""
         self._state.drain()
-        end = time.monotonic() + self._delay
-        while not self.force_exit and time.monotonic() < end:  # noqa: ASYNC110 - set where a signal is caught
-            await asyncio.sleep(_TICK)
+        left, end = self.server_state, time.monotonic() + self._settings.drain_delay
+        if not self._signalled:  # nobody is in a hurry, until somebody is
+            for connection in list(left.connections):
+                connection.shutdown()
+            await _until(lambda: self._signalled or not (left.connections or left.tasks))
+        elif not self._leaving:
+            await _until(lambda: self.force_exit or time.monotonic() >= end)
         await super().shutdown(sockets)
+        if self.force_exit:  # then that leaves these out
+            for task in left.tasks:
+                task.cancel()
+            await self.lifespan.shutdown()
+
+
+async def _until(condition: Callable[[], bool]) -> None:
+    while not condition():  # noqa: ASYNC110 - some are set where a signal is caught
+        await asyncio.sleep(_TICK)
 
 
 class _Beside(uvicorn.Server):
@@ -223,6 +241,10 @@ def quieten_downloads() -> None:
 
 
 def quieten_strangers() -> None:
-    """Strangers' broken files are answered, not logged: a line for each would let them fill the disk."""
+    """Strangers' broken files are answered, not logged: a line for each would let them fill the disk.
+
+    Neither is an answer that is broken off, as there is a line of ours for it.
+    """
+    logging.getLogger("uvicorn.error").addFilter(lambda record: not str(record.msg).startswith(_BROKEN_OFF))
     logging.getLogger("PIL").setLevel(logging.CRITICAL)
     warnings.filterwarnings("ignore", module=r"PIL\.")
