@@ -201,7 +201,19 @@ async def test_a_configuration_that_does_not_work_is_refused(bad, reason, caplog
         assert await it.answers(5) == {(only.id, "first", 6)}
 
 
-async def test_one_that_dies_while_a_configuration_is_refused_is_replaced_afterwards(caplog):
+async def test_one_that_dies_while_others_start_is_replaced_at_once():
+    async with running() as it:
+        first, second = it.children
+        it.next = settings("slow", workers=3)
+        it.supervisor.reload()
+        await until(lambda: len(it.children) == 5)
+        os.kill(first.id, signal.SIGKILL)
+        await until(lambda: it.crew.children[0] is not first and it.crew.children[0].serves)
+        replaced = it.crew.children[0]
+        assert {process for process, *_ in await it.answers()} == {replaced.id, second.id}
+
+
+async def test_one_that_dies_while_a_configuration_is_refused_keeps_no_socket_of_it(caplog):
     async with running(settings(workers=1)) as it:
         first = it.children[0]
         it.next = settings("refuses-late", workers=2)
@@ -317,6 +329,20 @@ async def test_a_worker_whose_event_loop_stops_is_replaced(monkeypatch, caplog, 
     assert f"worker {held} has not answered for 0.6 seconds" in caplog.messages
     assert f"worker {held} has not ended in time and is killed" in caplog.messages
     assert "in hold_the_loop" in capfd.readouterr().err  # where it was stuck
+
+
+async def test_an_old_worker_whose_event_loop_stops_is_killed(monkeypatch):
+    async with running(settings(workers=1)) as it:
+        old = it.children[0]
+        monkeypatch.setattr(child, "_ASKED_EVERY", 0.2)  # from its next question on, which is after the reload
+        async with await it.connect() as connection:
+            stuck = asyncio.create_task(connection.ask("h"))
+            it.next = settings("second", workers=1)
+            it.supervisor.reload()
+            assert await stuck is None
+        await until(lambda: len(it.children) == 1)
+        assert old.ended.is_set()
+        assert {name for _, name, _ in await it.answers(5)} == {"second"}
 
 
 async def test_the_workers_say_what_they_are_doing_and_leave_a_new_configuration_to_the_supervisor(capfd):

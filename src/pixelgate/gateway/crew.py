@@ -41,6 +41,7 @@ class Crew:
         self.children: list[Child] = []
         self.keepers: list[asyncio.Task[None]] = []
         self._draining = False
+        self._sockets_stay = False
         self._share = settings.share()
         self._asks = asks
         self._lost = lost
@@ -52,28 +53,23 @@ class Crew:
         for child in self.children:
             child.tell("serve")
         await asyncio.gather(*(child.until(child.serving) for child in self.children))
-        self.keep()
-
-    def keep(self) -> None:
-        """Replace from now on those that die."""
         self.keepers = [asyncio.create_task(self._keep(number)) for number in range(len(self.children))]
 
-    def leave(self) -> None:
-        """Replace nobody: the sockets must stay as they are while others begin to use them."""
-        for keeper in self.keepers:
-            keeper.cancel()
+    def lend_sockets(self, lent: bool) -> None:
+        """Whether others begin to use the sockets, which then stay as they are: they go on to whoever replaces one."""
+        self._sockets_stay = lent
 
     def stop(self, number: int = signal.SIGTERM) -> None:
         """Send all a signal, by default the one that has them finish what they do. Nobody is replaced any more."""
         self._draining = False
-        self.leave()
+        self._leave()
         for child in self.children:
             child.signal(number)
 
     def drain(self) -> None:
         """Have all end without refusing anybody, since others take their connections."""
         self._draining = True
-        self.leave()
+        self._leave()
         for child in self.children:
             if child.serves:
                 child.tell("drain")
@@ -86,7 +82,15 @@ class Crew:
             patience = self.settings.keep_alive_timeout + _LONGEST_ANSWER + _LAST_SECONDS
         else:
             patience = self.settings.drain_delay + self.settings.shutdown_timeout + _LAST_SECONDS
+        watching = [asyncio.create_task(child.watched()) for child in self.children if child.serves]
         await asyncio.gather(*(child.end(patience) for child in self.children))
+        for watch in watching:
+            watch.cancel()
+
+    def _leave(self) -> None:
+        for keeper in self.keepers:
+            if not keeper.cancel() and not keeper.cancelled():
+                keeper.exception()  # others serve by now
 
     def _child(self, number: int) -> Child:
         return Child(
@@ -117,7 +121,8 @@ class Crew:
             failures = 0 if time.monotonic() - since > _STEADY_SECONDS else failures + 1
             if failures >= _MOST_TRIES and not any(each.serves for each in self.children):
                 raise ConfigError("no worker serves any more, and new ones end as soon as they start; the log says why")
-            self.listeners.renew(number, self.settings.workers)
+            if not self._sockets_stay:
+                self.listeners.renew(number, self.settings.workers)
             pause = min(_PAUSE * 2.0 ** min(failures - 1, 10), _LONGEST_PAUSE) if failures else 0.0
             log.warning("worker %d is gone; another one is started in %g seconds", child.id, pause)
             await asyncio.sleep(pause)

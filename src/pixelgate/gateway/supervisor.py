@@ -100,14 +100,14 @@ class Supervisor:
     async def _reloaded(self, old: Crew) -> None:
         """Exchange the crew for one with a configuration that is read anew, if that is right."""
         log.info("reading the configuration anew")
-        old.leave()
+        old.lend_sockets(True)
         sockets = old.listeners.count
         try:
             self._crew = await self._begun(self._read())
         except ConfigError as failure:
             log.error("the configuration is not taken over: %s", failure.message)
             old.listeners.shrink(sockets)
-            old.keep()
+            old.lend_sockets(False)
             return
         logs.configure(self._crew.settings)
         log.info("the new configuration is taken over; workers with the old one finish what they have begun")
