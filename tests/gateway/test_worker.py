@@ -154,6 +154,24 @@ def test_metrics_when_the_supervisor_does_not_answer(monkeypatch):
     assert live(conversation) == 0
 
 
+def test_a_supervisor_that_is_stopped_stops_nobody_who_asks_for_metrics(monkeypatch):
+    monkeypatch.setattr(worker, "_ANSWER_SECONDS", 0.01)
+
+    async def conversation(supervisor):
+        async with strict_engine() as engine, await supervisor.serving(engine.url) as client:
+            supervisor._writer.transport.pause_reading()
+            admin = f"http://127.0.0.1:{supervisor.admin.port}/metrics"
+            for _ in range(1000):  # more than there is room for
+                assert (await client.get(admin)).status_code == 503
+            assert (await client.post(PATH, json=BODY)).status_code == 200
+            supervisor._writer.transport.resume_reading()
+            os.kill(os.getpid(), signal.SIGTERM)
+            while b'"report"' not in await supervisor._reader.readline():
+                pass
+
+    assert live(conversation) == 0
+
+
 def test_the_answer_under_way_is_finished_when_the_supervisor_dies():
     async def conversation(supervisor):
         async with strict_engine(delay=0.05) as engine, await supervisor.serving(engine.url) as client:

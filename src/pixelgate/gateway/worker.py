@@ -14,6 +14,7 @@ import faulthandler
 import json
 import os
 import pickle
+import select
 import signal
 import socket
 import sys
@@ -70,6 +71,8 @@ class Line:
 
     async def summed(self) -> list[Family]:
         """The metrics of all workers. Raises TimeoutError where the supervisor does not answer."""
+        if not self._heard():
+            raise TimeoutError
         answer: asyncio.Future[list[Family]] = asyncio.get_running_loop().create_future()
         self._wanting.append(answer)
         self.say("ask")
@@ -87,6 +90,12 @@ class Line:
         data = json.dumps({"kind": kind, **fields}).encode() + b"\n"
         with self._lock, suppress(OSError):
             self._end.sendall(data)
+
+    def _heard(self) -> bool:
+        """Whether the supervisor reads: one that is stopped is not to stop who speaks to it."""
+        ready = select.poll()
+        ready.register(self._end, select.POLLOUT)
+        return bool(ready.poll(0))
 
     async def _obey(self, report: Callable[[], list[Family]], drain: Callable[[], Coroutine[Any, Any, None]]) -> None:
         draining = None
