@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 from running import until
 
+from pixelgate.engines import shm
 from pixelgate.errors import ConfigError
 from pixelgate.gateway import child, crew, logs, supervisor
 from pixelgate.gateway.settings import GatewaySettings, ModelSettings
@@ -134,6 +135,24 @@ async def test_one_that_dies_is_replaced_while_the_other_answers(caplog):
         assert after["answers"][0][2] == before + 10 + 30 + 1  # what the dead one had counted is not lost
         assert after["up"][0][2] == 2
         assert f"worker {first.id} ended with signal 9 (Killed)" in caplog.messages
+
+
+def a_tensor_of(process):
+    """A file in shared memory that is named as one of that process."""
+    start = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[19]
+    ids = Path("/proc/self/ns/pid").stat().st_ino
+    left = shm.DIRECTORY / f"pixelgate-{ids}-{process}-{start}-{'0' * 32}"
+    left.write_bytes(b"x")
+    return left
+
+
+async def test_what_one_that_was_killed_has_left_in_shared_memory_is_removed():
+    async with running(settings(workers=1)) as it:
+        first = it.children[0]
+        left = a_tensor_of(first.id)
+        os.kill(first.id, signal.SIGKILL)
+        await first.ended.wait()
+        assert not left.exists()
 
 
 async def test_a_new_configuration_is_taken_over_without_refusing_anybody():

@@ -14,10 +14,10 @@ import time
 import uuid
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import numpy as np
-from numpy.typing import NDArray
+if TYPE_CHECKING:  # the supervisor, which sweeps, loads no arrays
+    from numpy.typing import NDArray
 
 DIRECTORY = Path("/dev/shm")
 MIN_BYTES = 64 << 10  # of one tensor; below, a file costs more than the copy that it saves
@@ -57,7 +57,7 @@ class Segments:
             for part in parts:
                 # Written and not mapped: where the memory runs out this is an error, and there a signal.
                 # As uint8, because bfloat16 has no buffer format.
-                left = part.reshape(-1).view(np.uint8).data
+                left = part.reshape(-1).view("uint8").data
                 while left:
                     left = left[os.write(file, left) :]
         finally:

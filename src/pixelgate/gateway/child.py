@@ -15,6 +15,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Any
 
+from pixelgate.engines import shm
 from pixelgate.errors import ConfigError
 from pixelgate.gateway.settings import GatewaySettings
 from pixelgate.gateway.sums import Family
@@ -128,6 +129,8 @@ class Child:
             self._failure = f"a worker cannot be started: {failure.strerror}"
         if status and not self._failure:
             log.error("worker %d ended with %s", self.id, _words(status))
+        if status < 0 and self._settings.shm == "auto":
+            shm.sweep()
         self.ended.set()
         self._lost(self)
         for event in (self.ready, self.serving, self.alive, self.reported):
