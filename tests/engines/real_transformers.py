@@ -31,9 +31,9 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "goldens"))
 from tokenizers_of import CHECKPOINTS, EOS, SPECIALS, complete, tokenizer
 
 from pixelgate.engines.engine import Delta, EngineRequest
+from pixelgate.fairness import Owner
 from pixelgate.gateway import wire
 from pixelgate.gateway.chat import Chat, prepare
-from pixelgate.gateway.fairness import Owner
 from pixelgate.gateway.metrics import Phases
 from pixelgate.gateway.served import ServedModel, open_model
 from pixelgate.gateway.services import Services

@@ -15,6 +15,7 @@ from scripted_vllm import chunk, client, complete, scripted
 from smg_grpc_proto.generated import vllm_engine_pb2 as pb
 from smg_grpc_proto.generated import vllm_engine_pb2_grpc
 
+from pixelgate.engines import grpc_engine
 from pixelgate.engines.connect import engine as connect
 from pixelgate.engines.engine import Delta, EngineFacts
 from pixelgate.engines.shm import namespace
@@ -24,6 +25,7 @@ from pixelgate.errors import (
     EngineError,
     EngineTimeoutError,
 )
+from pixelgate.fairness import Owner
 from pixelgate.testing.strict_engine import StrictEngine
 
 REPLY = (10, 11, 12, 999)
@@ -58,6 +60,27 @@ async def test_pictures_large_enough_for_a_thread_arrive_too():
     async with StrictEngine(facts, reply_ids=REPLY) as server, client(server.url) as engine:
         assert (await answer(engine, sent))[-1].finish_reason == "stop"
     assert server.requests[0].mm_inputs.pixel_values.inline == sent.images.tensors[0].parts[0].tobytes()
+
+
+async def test_clients_take_turns_in_being_sent(monkeypatch):
+    order, gate, send = [], asyncio.Event(), grpc_engine._send
+
+    async def late(call, message):
+        order.append(message)
+        await gate.wait()
+        await send(call, message)
+
+    monkeypatch.setattr(grpc_engine, "_send", late)
+    owners = [Owner(client, number) for client in "ab" for number in "0123"]
+    sent = [replace(request("uint8"), request_id="".join(owner), owner=owner) for owner in owners]
+    async with StrictEngine(FACTS) as server, client(server.url) as engine:
+        await engine.describe()  # so that all come to their turn one after another
+        asking = [asyncio.create_task(answer(engine, each)) for each in sent]
+        await until(lambda: len(order) == 2)
+        gate.set()
+        await asyncio.gather(*asking)
+    clients = [pb.GenerateRequest.FromString(message).request_id[0] for message in order]
+    assert "".join(clients) == "aaababbb"  # two of the first client before anybody else was there, then in turn
 
 
 async def test_without_stream_there_is_one_delta():

@@ -7,8 +7,8 @@ import time
 import pytest
 from running import until
 
+from pixelgate.budget import Budget
 from pixelgate.errors import BusyError, TooLargeError
-from pixelgate.gateway.budget import Budget
 
 
 def budget(total=10, wait=5.0):

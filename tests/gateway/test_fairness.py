@@ -7,9 +7,9 @@ import threading
 
 import pytest
 
+from pixelgate.budget import Budget
 from pixelgate.errors import BusyError
-from pixelgate.gateway.budget import Budget
-from pixelgate.gateway.fairness import FairQueue, Owner
+from pixelgate.fairness import FairQueue, Owner
 from pixelgate.gateway.threads import Threads
 
 

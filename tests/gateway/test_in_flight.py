@@ -11,8 +11,8 @@ import pytest
 from aiohttp import web
 from running import error_of, gateway, image, picture, strict_engine, tasks, until
 
+from pixelgate.budget import Budget
 from pixelgate.gateway import pictures, services
-from pixelgate.gateway.budget import Budget
 from pixelgate.media.policy import MediaPolicy
 
 

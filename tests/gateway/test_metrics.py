@@ -8,7 +8,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from pixelgate.engines.fleet import EngineState
 from pixelgate.errors import BusyError, FetchError, RequestError
-from pixelgate.gateway.fairness import NOBODY
+from pixelgate.fairness import NOBODY
 from pixelgate.gateway.metrics import Metrics, exposition
 from pixelgate.gateway.services import Services
 from pixelgate.gateway.settings import GatewaySettings, ModelSettings

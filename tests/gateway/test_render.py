@@ -8,10 +8,10 @@ import base64
 import pytest
 from running import error_of, gateway, image, picture, strict_engine, text
 
+from pixelgate.budget import Budget
 from pixelgate.demo import CHECKPOINT
 from pixelgate.engines import vllm_item
 from pixelgate.gateway import memory, services
-from pixelgate.gateway.budget import Budget
 from pixelgate.parity import against_engine
 from pixelgate.pixels.buffers import BufferPool
 from pixelgate.processor import load

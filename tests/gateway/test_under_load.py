@@ -18,8 +18,8 @@ from PIL import Image
 from running import PATH, error_of, gateway, image, picture, strict_engine, until
 from test_serve import process
 
+from pixelgate.fairness import NOBODY
 from pixelgate.gateway import chat, pictures, services
-from pixelgate.gateway.fairness import NOBODY
 from pixelgate.gateway.settings import GatewaySettings, ModelSettings
 from pixelgate.media.policy import MediaPolicy
 from pixelgate.processor import Processor

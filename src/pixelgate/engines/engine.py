@@ -6,6 +6,7 @@ from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 from typing import Literal, Protocol, TypeVar
 
+from pixelgate.fairness import NOBODY, Owner
 from pixelgate.pixels.plan import ImagePlan
 from pixelgate.pixels.tensor import Tensor
 
@@ -78,7 +79,8 @@ class Images:
 class EngineRequest:
     """One prompt, complete: placeholders expanded, nothing left for the engine to add.
 
-    ``traceparent`` is the W3C header of the trace that it belongs to, if it is traced.
+    ``traceparent`` is the W3C header of the trace that it belongs to, if it is traced. ``owner`` is for turns among
+    clients; no engine hears of it.
     """
 
     request_id: str
@@ -87,6 +89,7 @@ class EngineRequest:
     images: Images | None = None
     stream: bool = True
     traceparent: str = ""
+    owner: Owner = NOBODY
 
 
 @dataclass(frozen=True)

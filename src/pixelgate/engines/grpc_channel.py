@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from dataclasses import dataclass
 from typing import Any
 from urllib.parse import urlsplit
@@ -10,10 +9,12 @@ from urllib.parse import urlsplit
 import grpc
 from grpc_health.v1 import health_pb2_grpc
 
+from pixelgate.budget import Budget
 from pixelgate.engines.engine import EngineFacts
 from pixelgate.errors import ConfigError
 
 _SENDING = 2  # requests; one is encoded while another is sent
+_PATIENCE = 30.0  # seconds until a request whose turn to be sent does not come goes elsewhere
 _MAX_REPLY_BYTES = 64 << 20  # one message of an engine: token ids, or a piece of its files
 
 
@@ -22,14 +23,14 @@ class Connection:
     """A channel, and the engine's facts as told since it was last connected. ``drops`` counts how often it was not.
 
     While a request is on its way its tensors are in memory twice more: in the message, and in the library's copy.
-    ``sending`` bounds how many large ones there are.
+    ``sending`` bounds how many there are; clients take turns, so that nobody waits for all that another has.
     """
 
     channel: grpc.aio.Channel
     stub: Any
     health: Any
     generate: Any
-    sending: asyncio.Semaphore
+    sending: Budget
     facts: EngineFacts | None = None
     drops: int = 0
 
@@ -73,7 +74,7 @@ def connection(target: str, stub: Any, service: str, reply: Any, connect_timeout
         # On the wire a stream of one request is the same as a single request. This way its end is told, and nothing
         # keeps it until the end of the answer.
         generate=channel.stream_stream(f"/{service}/Generate", response_deserializer=reply.FromString),
-        sending=asyncio.Semaphore(_SENDING),
+        sending=Budget("requests", _SENDING, _PATIENCE),
     )
 
 

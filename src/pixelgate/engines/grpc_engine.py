@@ -22,6 +22,7 @@ from pixelgate.engines.grpc_replies import Answers
 from pixelgate.engines.same_model import SameModel
 from pixelgate.engines.shm import Segments, namespace
 from pixelgate.errors import (
+    BusyError,
     EngineDeclinedError,
     EngineError,
     EngineTimeoutError,
@@ -38,7 +39,6 @@ _ARCHIVE_TIMEOUT = 60.0
 _ENCODED_HERE = 8 << 20  # bytes; below, the copy is quicker than the way to a thread
 _WRITTEN_HERE = 1 << 20  # bytes for shared memory, whose pages are new each time
 _LOGGED_DETAILS = 500  # characters
-_PATIENCE = 30.0  # seconds until a request whose turn to be sent does not come goes elsewhere
 _LATE = "The engine did not answer in time."
 _CLOSED = "The connection to the engine was closed."
 _CONSTRAINT_FAILED = "smg-constraint-failed"  # the trailer with which a servicer says so
@@ -343,15 +343,12 @@ async def _turn(connection: Connection, request: EngineRequest) -> AsyncIterator
     if request.images is None:
         yield
         return
-    try:
-        async with asyncio.timeout(_PATIENCE):
-            await connection.sending.acquire()
-    except TimeoutError:
-        raise EngineDeclinedError("The engine does not take in the pictures of others.") from None
-    try:
+    with connection.sending.share(request.owner) as sending:
+        try:
+            await sending.take(1)
+        except BusyError:
+            raise EngineDeclinedError("The engine does not take in the pictures of others.") from None
         yield
-    finally:
-        connection.sending.release()
 
 
 async def _send(call: Any, message: bytes) -> None:

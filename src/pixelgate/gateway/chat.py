@@ -98,6 +98,7 @@ async def prepare(chat: Chat, services: Services) -> EngineRequest:
         images=images(chat, prompt, planned) if planned else None,
         stream=bool(chat.request.stream),
         traceparent=chat.phases.traceparent,
+        owner=chat.held.owner,
     )
     check(request, chat.facts, chat.processor.family)
     if not chat.may_be_handed_on:

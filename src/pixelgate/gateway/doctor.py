@@ -19,9 +19,9 @@ from pixelgate.engines.chat_engine import ChatObject
 from pixelgate.engines.engine import Delta, EngineFacts, EngineRequest
 from pixelgate.engines.shm import namespace
 from pixelgate.errors import EngineError, PixelgateError
+from pixelgate.fairness import Owner
 from pixelgate.gateway import passthrough, received, wire
 from pixelgate.gateway.chat import Chat, prepare
-from pixelgate.gateway.fairness import Owner
 from pixelgate.gateway.passthrough import Passage, PassThrough, open_both
 from pixelgate.gateway.phases import Phases
 from pixelgate.gateway.served import ServedModel

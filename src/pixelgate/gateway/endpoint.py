@@ -17,12 +17,12 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.types import Message, Receive, Scope, Send
 
+from pixelgate.budget import Share
 from pixelgate.engines.engine import EngineFacts
 from pixelgate.errors import ClosingError, ModelNotFoundError, PixelgateError, SlowRequestError, TooLargeError
+from pixelgate.fairness import Owner
 from pixelgate.gateway import logs, wire
-from pixelgate.gateway.budget import Share
 from pixelgate.gateway.chat import Chat, configured
-from pixelgate.gateway.fairness import Owner
 from pixelgate.gateway.messages import check_texts
 from pixelgate.gateway.metrics import Metrics
 from pixelgate.gateway.passthrough import PassThrough

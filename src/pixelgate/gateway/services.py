@@ -8,9 +8,9 @@ from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from pixelgate.budget import Budget, Share
 from pixelgate.errors import PixelgateError
-from pixelgate.gateway.budget import Budget, Share
-from pixelgate.gateway.fairness import Owner
+from pixelgate.fairness import Owner
 from pixelgate.gateway.idle import Activity
 from pixelgate.gateway.memory import Memory
 from pixelgate.gateway.metrics import Metrics

@@ -10,8 +10,8 @@ from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, TypeVar
 
-from pixelgate.gateway.budget import Budget, Waited
-from pixelgate.gateway.fairness import Owner
+from pixelgate.budget import Budget, Waited
+from pixelgate.fairness import Owner
 
 _T = TypeVar("_T")
 _AHEAD = 2  # jobs handed over for each thread, so that none waits for the event loop between two

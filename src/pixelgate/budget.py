@@ -9,7 +9,7 @@ from types import TracebackType
 from typing import Self
 
 from pixelgate.errors import BusyError, TooLargeError
-from pixelgate.gateway.fairness import NOBODY, FairQueue, Owner
+from pixelgate.fairness import NOBODY, FairQueue, Owner
 
 _BUSY = "the gateway has too much to do at the moment; try again later"
 
