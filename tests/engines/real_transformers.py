@@ -17,7 +17,7 @@ import itertools
 import json
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 from contextlib import aclosing, asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -34,7 +34,7 @@ from pixelgate.engines.engine import Delta, EngineRequest
 from pixelgate.fairness import Owner
 from pixelgate.gateway import wire
 from pixelgate.gateway.chat import Chat, prepare
-from pixelgate.gateway.metrics import Phases
+from pixelgate.gateway.phases import Phases
 from pixelgate.gateway.served import ServedModel, open_model
 from pixelgate.gateway.services import Services
 from pixelgate.gateway.settings import GatewaySettings, ModelSettings
@@ -125,8 +125,8 @@ class Gateway:
         self.model, self.services = model, services
 
     async def request(self, body: bytes) -> EngineRequest:
-        with self.services.holding(Owner("real")) as held:
-            model, phases = self.model, Phases(self.services.metrics)
+        model, phases = self.model, Phases(self.services.metrics)
+        with self.services.holding(Owner("real"), phases) as held:
             chat = Chat("real", wire.parse_chat(body), model, model.facts, phases, model.processor, held)
             return await prepare(chat, self.services)
 
@@ -141,7 +141,7 @@ class Gateway:
 
 
 @asynccontextmanager
-async def gateway(checkpoint: Path, options: str = "") -> Any:
+async def gateway(checkpoint: Path, options: str = "") -> AsyncIterator[Gateway]:
     model = ModelSettings(str(checkpoint), (f"local:transformers{options}",), "m")
     settings = GatewaySettings(models=(model,))
     served, services = open_model(model, settings), Services.of(settings)
@@ -226,6 +226,7 @@ async def parameters(checkpoint: Path) -> None:
         assert ids_of(await ask()) == greedy  # at once, for what was left behind has ended
     async with gateway(checkpoint, "?device=cpu&dtype=bfloat16") as ours:
         request = await ours.request(question(pictures))
+        assert request.images is not None
         assert request.images.tensors[0].dtype == "bfloat16"
         assert len(await ours.answer(request)) == TOKENS
     print(f"{checkpoint.name}: parameters do what they say")

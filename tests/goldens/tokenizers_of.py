@@ -138,8 +138,7 @@ def complete(family: str, folder: Path) -> Path:
         config["bos_token"] = BOS[family]
     images = {"llama4": "<|image|>", "phi4_native": "<|endoftext10|>", "pixtral": "[IMG]", "mistral3": "[IMG]"}
     if family in images:
-        config["extra_special_tokens"] = {"image_token": images[family]}
-    if family == "phi4_native":
-        config["extra_special_tokens"]["audio_token"] = "<|endoftext11|>"
+        audio = {"audio_token": "<|endoftext11|>"} if family == "phi4_native" else {}
+        config["extra_special_tokens"] = {"image_token": images[family]} | audio
     (folder / "tokenizer_config.json").write_text(json.dumps(config), "utf-8")
     return folder
