@@ -21,6 +21,7 @@ from running import PATH, strict_engine, until
 from pixelgate.demo import CHECKPOINT
 from pixelgate.gateway import logs, worker
 from pixelgate.gateway.listening import Listeners
+from pixelgate.gateway.metrics import Metrics
 from pixelgate.gateway.settings import GatewaySettings, ModelSettings
 
 BODY = {"model": "demo", "messages": [{"role": "user", "content": "x"}]}
@@ -166,10 +167,40 @@ def test_a_supervisor_that_is_stopped_stops_nobody_who_asks_for_metrics(monkeypa
             assert (await client.post(PATH, json=BODY)).status_code == 200
             supervisor._writer.transport.resume_reading()
             os.kill(os.getpid(), signal.SIGTERM)
-            while b'"report"' not in await supervisor._reader.readline():
+            while json.loads(await asyncio.wait_for(supervisor._reader.readline(), 20))["kind"] != "report":
                 pass
 
     assert live(conversation) == 0
+
+
+def test_a_worker_that_cannot_report_is_alive_all_the_same(monkeypatch, caplog):
+    async def conversation(supervisor):
+        async with strict_engine() as engine, await supervisor.serving(engine.url):
+            with monkeypatch.context() as broken:
+                broken.setattr(Metrics, "report", lambda self: [object()])
+                supervisor.tell("report")
+                supervisor.tell("alive")
+                await supervisor.hear("alive")
+            os.kill(os.getpid(), signal.SIGTERM)
+            await supervisor.hear("report")
+
+    assert live(conversation) == 0
+    assert "the metrics cannot be reported" in caplog.text
+
+
+def test_without_standard_error_it_serves_as_well(monkeypatch):
+    monkeypatch.setattr(sys, "stderr", None)
+    before = signal.getsignal(signal.SIGUSR1)
+
+    async def conversation(supervisor):
+        async with strict_engine() as engine, await supervisor.serving(engine.url) as client:
+            assert (await client.post(PATH, json=BODY)).status_code == 200
+            os.kill(os.getpid(), signal.SIGUSR1)
+            os.kill(os.getpid(), signal.SIGTERM)
+            await supervisor.hear("report")
+
+    assert live(conversation) == 0
+    signal.signal(signal.SIGUSR1, before)
 
 
 def test_the_answer_under_way_is_finished_when_the_supervisor_dies():

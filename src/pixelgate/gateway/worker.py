@@ -12,6 +12,7 @@ import asyncio
 import base64
 import faulthandler
 import json
+import logging
 import os
 import pickle
 import select
@@ -30,6 +31,8 @@ from pixelgate.gateway.sums import Family
 
 _LAST_SECONDS = 5.0  # for what comes after the shutdown_timeout
 _ANSWER_SECONDS = 3.0
+
+log = logging.getLogger(__name__)
 
 
 class Line:
@@ -105,7 +108,10 @@ class Line:
                 case "alive":
                     self.say("alive")
                 case "report":
-                    self.say("report", families=report())
+                    try:
+                        self.say("report", families=report())
+                    except Exception:  # a worker without metrics is not one that is stuck
+                        log.exception("the metrics cannot be reported")
                 case "show":
                     for answer in self._wanting:
                         if not answer.done():  # nobody waits any more
@@ -139,8 +145,11 @@ def _end(patience: float, *, told: bool) -> None:
 
 def main(descriptor: int) -> int:
     """Serve until told to end. What prevents it is said on the line, and is the supervisor's to tell."""
-    faulthandler.enable()
-    faulthandler.register(signal.SIGUSR1)  # writes to stderr what every thread is doing
+    if sys.stderr is None:
+        signal.signal(signal.SIGUSR1, signal.SIG_IGN)
+    else:
+        faulthandler.enable()
+        faulthandler.register(signal.SIGUSR1)  # writes there what every thread is doing
     signal.signal(signal.SIGHUP, signal.SIG_IGN)  # for the supervisor, though whoever sends it may not know
     # as SIGINT in the midst of starting, so that what was begun is undone; the server has handlers of its own
     signal.signal(signal.SIGINT, signal.default_int_handler)
