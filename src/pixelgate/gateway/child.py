@@ -98,9 +98,9 @@ class Child:
                     await self.ended.wait()
             unanswered = 0 if self.alive.is_set() else unanswered + 1
             if unanswered == _MOST_UNANSWERED:
-                log.error("worker %d has not answered for %g seconds", self.id, unanswered * _ASKED_EVERY)
                 self.show_stacks()
                 await self.end(_TOLD_SECONDS)
+                log.error("worker %d had not answered for %g seconds", self.id, unanswered * _ASKED_EVERY)
 
     def show_stacks(self) -> None:
         """Have it write to standard error what its threads are doing; it would not survive that earlier."""
@@ -113,8 +113,8 @@ class Child:
             async with asyncio.timeout(patience):
                 await self.ended.wait()
         except TimeoutError:
+            self.signal(signal.SIGKILL)  # before the log, which may be what stops it
             log.error("worker %d has not ended in time and is killed", self.id)
-            self.signal(signal.SIGKILL)
             await self.ended.wait()
 
     async def _live(self) -> None:

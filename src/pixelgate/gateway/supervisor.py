@@ -187,6 +187,7 @@ class Supervisor:
 
     async def _stacks(self) -> None:
         for child in self._children():
+            log.info("what worker %d is doing:", child.id)
             child.show_stacks()
             await asyncio.sleep(_STACKS_SECONDS)  # it writes word by word, and into what others write
 
