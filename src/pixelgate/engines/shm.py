@@ -111,6 +111,6 @@ def _start(process: int) -> int | None:
     """When a process was started, which tells it from a later one of the same id. None where there is no such."""
     try:
         stat = Path(f"/proc/{process}/stat").read_text("ascii", "replace")
-    except OSError:
+    except (FileNotFoundError, ProcessLookupError):
         return None
     return int(stat.rpartition(")")[2].split()[19])

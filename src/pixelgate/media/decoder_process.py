@@ -42,6 +42,7 @@ _OPEN_FILES = 32
 
 def main() -> None:
     """Serve the socket whose descriptor is the first argument, until its other end is closed."""
+    signal.signal(signal.SIGUSR1, signal.SIG_IGN)  # which asks the gateway what it is doing
     channel = socket.socket(fileno=int(sys.argv[1]))
     with contextlib.suppress(EOFError, ConnectionError):  # the gateway is gone, and nobody wants the answer
         (length,) = LENGTH.unpack(receive(channel, LENGTH.size))
