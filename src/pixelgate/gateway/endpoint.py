@@ -171,8 +171,8 @@ class Endpoint(ABC):
 
         async def sending(message: Message) -> None:
             nonlocal begun
+            await send(message)  # which waits, if at all, before it sends
             begun = True
-            await send(message)
 
         exchange = Exchange(request, sending, shown_id, own_id, phases, metrics)
         metrics.in_flight.inc()

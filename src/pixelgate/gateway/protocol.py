@@ -130,7 +130,7 @@ class LimitedProtocol(HttpToolsProtocol):
         size = len(self.url) + sum(len(name) + len(value) + 4 for name, value in self.headers)
         if size > self._settings.max_header_bytes or len(self.headers) > self._settings.max_headers:
             self._refusal = self._too_large()
-            raise self._refusal  # ends the parser's work; uvicorn then comes to send_400_response
+            raise self._refusal  # ends the parser's work
         if self.parser.get_method() == b"CONNECT":  # always a wish for another protocol
             raise RequestError("this is no proxy")
         if self.parser.should_upgrade():

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import math
 import resource
 import socket
 import ssl
@@ -223,7 +222,7 @@ def _config(app: Starlette, settings: GatewaySettings, **options: Any) -> uvicor
         proxy_headers=False,  # it would believe whoever asks from loopback; access.py asks whom to trust
         log_config=None,
         log_level=logging.WARNING,  # who serves and who ends is the supervisor's to say, once and in our words
-        timeout_graceful_shutdown=math.ceil(settings.shutdown_timeout),
+        timeout_graceful_shutdown=settings.shutdown_timeout,  # type: ignore[arg-type]  # a float will do
         **options,
     )
 
