@@ -18,6 +18,7 @@ import httptools
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
 from pixelgate.errors import FullError, HeaderError, PixelgateError, RequestError, SlowRequestError
+from pixelgate.gateway.gathered import Gathered
 from pixelgate.gateway.replies import Refused, error_response
 from pixelgate.gateway.settings import GatewaySettings
 
@@ -46,7 +47,7 @@ class LimitedProtocol(HttpToolsProtocol):
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Start the time for the first head, or refuse the connection."""
-        super().connection_made(transport)
+        super().connection_made(Gathered(transport, self.loop))  # type: ignore[arg-type]
         if len(self.connections) > self._settings.max_connections:
             self._refuse(FullError("the gateway has as many connections as it may have; try again later"))
         else:
