@@ -84,10 +84,13 @@ def serving(address: str) -> bool:
 
 
 def free_port() -> int:
-    """A port that nobody listens at."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+    """A port that nobody listens at, and that leaves room for the one 10,000 above it, which SGLang takes as well."""
+    while True:
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            port = int(probe.getsockname()[1])
+        if port + 10_000 < 1 << 16:
+            return port
 
 
 class Gateway:
