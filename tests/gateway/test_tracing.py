@@ -77,7 +77,7 @@ async def test_a_request_is_a_span_with_its_phases_and_pictures_below(spans):
     }
     below = [span for span in spans() if span is not request]
     assert {span.parent.span_id for span in below} == {request.context.span_id}
-    once = ["parse", "fetch", "preprocess", "render", "first_token", "engine"]
+    once = ["parse", "fetch", "render", "preprocess", "first_token", "engine"]
     assert sorted(span.name for span in below) == sorted([*once, *["picture", "decode", "execute"] * 2])
     for span in below:
         assert request.start_time - 1e6 <= span.start_time <= span.end_time <= request.end_time + 1e6, span.name

@@ -1,6 +1,6 @@
 """THE pipeline: from a chat request to a stream of text. Start reading here.
 
-    fetch -> header -> plan -> decode + execute -> render and expand -> check -> engine -> detokenize
+    fetch -> header -> plan -> render and expand -> decode + execute -> check -> engine -> detokenize
 
 What happens to a single picture is in pictures.py. All pictures of a request are worked on at once, on threads; the
 first error cancels the rest.
@@ -74,15 +74,12 @@ def configured(processor: Processor, request: ChatRequest, facts: EngineFacts, *
 
 
 async def prepare(chat: Chat, services: Services) -> EngineRequest:
-    """Everything before the engine: pictures to tensors, messages to token ids, and the check that they agree."""
+    """Everything before the engine: messages to token ids, pictures to tensors, and the check that they agree."""
     chosen = sampling(chat.request, chat.model.processor.checkpoint.generation, chat.facts.vocab_size)
     pictures = Pictures(services, chat.processor, chat.facts, chat.held)
     planned = await plan_pictures(chat, pictures)
     with naming("messages"):
         await admit(chat, services)
-    with chat.phases.measure("preprocess"):
-        chat.leases = await pictures.tensors(planned)
-
     prompt = await render_prompt(chat, services)
     chat.prompt_tokens = len(prompt.token_ids)
     if chat.facts.max_context is not None and chat.prompt_tokens >= chat.facts.max_context:
@@ -91,6 +88,8 @@ async def prepare(chat: Chat, services: Services) -> EngineRequest:
             f"this model takes fewer than {chat.facts.max_context}",
             param="messages",
         )
+    with chat.phases.measure("preprocess"):
+        chat.leases = await pictures.tensors(planned)
     request = EngineRequest(
         request_id=chat.id,
         token_ids=prompt.token_ids,
