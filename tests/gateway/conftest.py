@@ -1,6 +1,8 @@
 from __future__ import annotations
 
+import gc
 import re
+import weakref
 from contextlib import AsyncExitStack
 
 import pytest
@@ -10,6 +12,7 @@ from running import gateway, picture, strict_engine
 
 from pixelgate.demo import CHECKPOINT
 from pixelgate.media.policy import MediaPolicy
+from pixelgate.pixels.outgoing import memory_of, outgoing
 from pixelgate.processor import load
 from pixelgate.prompt.tokenizer_json import JsonTokenizer
 
@@ -51,6 +54,22 @@ async def house():
             )
         )
         yield House(running, engines)
+
+
+@pytest.fixture
+def tensors_made(monkeypatch):
+    """A weak reference to the memory of every tensor that a gateway makes; nothing waits for the garbage collector."""
+    made = []
+
+    def noted(*arguments):
+        array = outgoing(*arguments)
+        made.append(weakref.ref(memory_of(array)))
+        return array
+
+    monkeypatch.setattr("pixelgate.gateway.pictures.outgoing", noted)
+    gc.disable()
+    yield made
+    gc.enable()
 
 
 @pytest.fixture(scope="session")

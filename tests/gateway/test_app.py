@@ -7,9 +7,9 @@ import re
 
 import httpx
 import pytest
-from running import EOS, IM_START, PAD, PATH, REPLY, events, gateway, image, picture, strict_engine, text
+from running import EOS, IM_START, PAD, PATH, REPLY, events, gateway, image, picture, strict_engine, text, until
 
-from pixelgate.pixels.buffers import BufferPool
+from pixelgate.pixels.outgoing import Outgoing
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -371,25 +371,48 @@ async def test_ready(house):
     assert (response.status_code, response.json()) == (200, {"status": "ready"})
 
 
-async def test_memory_is_given_back_when_the_engine_has_it_and_not_before(monkeypatch):
-    give, given = BufferPool.give, []
-
-    def noted(pool, array):
-        given.append((array.shape, len(engine.requests)))
-        give(pool, array)
-
-    monkeypatch.setattr(BufferPool, "give", noted)
-    async with strict_engine() as engine, gateway(engine.url, tensor_cache_bytes=0) as running:
-        for stream in (False, True):
-            await running.ask([image(picture(56, 56)), image(picture(28, 112))], stream=stream)
-        assert sorted(given) == [((16, 1176), 1), ((16, 1176), 1), ((16, 1176), 2), ((16, 1176), 2)]
-        given.clear()
+async def test_tensors_are_let_go_of_when_the_engine_answers_and_not_before(tensors_made):
+    async with strict_engine(delay=0.15) as engine, gateway(engine.url, tensor_cache_bytes=0) as running:
+        for content in ([image(picture(56, 56))], [image(picture(56, 84)), image(picture(28, 112))]):
+            for stream in (False, True):
+                before = len(engine.requests)
+                asked = asyncio.create_task(running.ask(content, stream=stream))
+                await until(lambda before=before: len(engine.requests) > before)
+                assert len(tensors_made) == len(content)
+                assert all(made() for made in tensors_made)
+                await until(lambda: not any(made() for made in tensors_made))
+                assert not stream or not asked.done()  # the answer goes on without them
+                assert (await asked).status_code == 200
+                tensors_made.clear()
         assert (await running.ask([image(picture(56, 56)), image(b"no picture")])).status_code == 400
-        assert given == []
+        assert not any(made() for made in tensors_made)
+
+
+async def test_a_single_picture_is_sent_from_where_it_was_made(monkeypatch, processor):
+    """And from there again, whoever asks what about it."""
+    lend, lent = Outgoing.lend, []
+
+    def noted(memory, front):
+        lent.append(lend(memory, front))
+        return lent[-1]
+
+    monkeypatch.setattr(Outgoing, "lend", noted)
+    data = picture(224, 280, 7)
+    async with strict_engine() as engine, gateway(engine.url, shm="off") as running:
+        for question in ("a", "What is in this picture? " * 20, "b"):
+            assert (await running.ask([image(data), text(question)])).status_code == 200
+        assert len(lent) == 3
+        assert len({id(whole) for whole in lent}) == 1
+        assert type(lent[0]) is bytes
+        for got in engine.requests:
+            assert pixels(got) == expected(processor, [data], "uint8")
+        assert len({len(got.tokenized.input_ids) for got in engine.requests}) == 2
+        await running.ask([image(data), image(picture(28, 28))])
+        assert len(lent) == 3  # of several the tensors are joined
 
 
 async def test_requests_at_once_get_their_own_pixels_and_answers(house, processor, tokenizer):
-    """All pictures have one shape, so that a buffer in two hands would show."""
+    """All pictures have one shape, so that memory in two hands would show."""
     engine = house.engines["demo"]
     for round_ in range(2):
         pictures = [picture(224, 280, 100 * round_ + number) for number in range(20)]

@@ -116,12 +116,7 @@ def test_the_nearest_to_the_command_wins(tmp_path):
     file.write_text('port = 1\nhost = "a"\nthreads = 9\n[[model]]\ncheckpoint="a"\nengines=["b"]\n')
     environment = {"PIXELGATE_SERVE_PORT": "2", "PIXELGATE_SERVE_HOST": "b", "PIXELGATE_PORT": "tcp://10.0.0.1:80"}
     found = configure(file=file, flags={"--port": "3"}, environment=environment)
-    assert (found.port, found.host, found.threads, found.buffer_bytes) == (
-        3,
-        "b",
-        9,
-        GatewaySettings(MODELS).buffer_bytes,
-    )
+    assert (found.port, found.host, found.threads, found.max_queue) == (3, "b", 9, GatewaySettings(MODELS).max_queue)
     assert found.models[0].checkpoint == "a"
 
 

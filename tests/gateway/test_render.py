@@ -11,9 +11,8 @@ from running import error_of, gateway, image, picture, strict_engine, text
 from pixelgate.budget import Budget
 from pixelgate.demo import CHECKPOINT
 from pixelgate.engines import vllm_item
-from pixelgate.gateway import memory, services
+from pixelgate.gateway import services
 from pixelgate.parity import against_engine
-from pixelgate.pixels.buffers import BufferPool
 from pixelgate.processor import load
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
@@ -121,18 +120,13 @@ async def test_refusals_are_those_of_a_chat(house, content, fields, status, para
     assert error_of(response)["param"] == param
 
 
-async def test_memory_is_given_back_and_the_answer_counts(monkeypatch):
-    pools, budgets = [], {}
-
-    def pool(size):
-        pools.append(BufferPool(size))
-        return pools[0]
+async def test_memory_is_given_back_and_the_answer_counts(monkeypatch, tensors_made):
+    budgets = {}
 
     def budget(unit, *rest):
         budgets[unit] = Budget(unit, *rest)
         return budgets[unit]
 
-    monkeypatch.setattr(memory, "BufferPool", pool)
     monkeypatch.setattr(services, "Budget", budget)
     data = picture(300, 300)
     async with (
@@ -141,7 +135,7 @@ async def test_memory_is_given_back_and_the_answer_counts(monkeypatch):
     ):
         response = await render(running, [image(data)])
         assert response.status_code == 200
-        assert pools[0].idle_bytes >= 308 * 308 * 3 * 2
+        assert [made() for made in tensors_made] == [None]
         assert {budget.used for budget in budgets.values()} == {0}
         response = await render(running, [image(data)], query="?tensors=1")
         assert response.status_code == 413

@@ -32,7 +32,7 @@ def test_everything_can_be_said(written):
             max_body_bytes = 1000
             max_tensor_bytes = 2000
             threads = 3
-            buffer_bytes = 0
+            tensor_cache_bytes = 0
             engine_wait = 5
 
             [media]
@@ -77,7 +77,7 @@ def test_everything_can_be_said(written):
         max_body_bytes=1000,
         max_tensor_bytes=2000,
         threads=3,
-        buffer_bytes=0,
+        tensor_cache_bytes=0,
         engine_wait=5,
     )
 
@@ -154,7 +154,7 @@ def test_a_model_is_called_by_its_id_or_by_its_directory(tmp_path, monkeypatch):
         ("threads = 0\n" + ONE, "threads must be at least 1, not 0"),
         ("max_body_bytes = 0\n" + ONE, "max_body_bytes must be at least 1, not 0"),
         ("max_tensor_bytes = -5\n" + ONE, "max_tensor_bytes must be at least 1, not -5"),
-        ("buffer_bytes = -1\n" + ONE, "buffer_bytes must not be negative, not -1"),
+        ("tensor_cache_bytes = -1\n" + ONE, "tensor_cache_bytes must not be negative, not -1"),
         (ONE + '[media]\nmax_images = "3"', r"max_images in \[media\] must be a whole number, not '3'"),
         (ONE + "[media]\nmax_images = 0", "max_images must be a whole number of at least 1"),
         (ONE + "[media]\nallow_private = [3]", r"allow_private in \[media\] must be a list of strings, not \[3\]"),
@@ -234,12 +234,14 @@ def test_what_belongs_to_engines_behind_http_can_be_said(written):
 
 def test_every_worker_gets_its_part_of_what_holds_for_all():
     divided = {each.name for each in dataclasses.fields(GatewaySettings) if each.metadata.get("divided")}
-    all_together = re.compile(r"max_connections|threads|buffer_bytes|max_queue|\w+_in_flight|\w*cache\w*_bytes")
+    all_together = re.compile(r"max_connections|threads|max_queue|\w+_in_flight|\w*cache\w*_bytes")
     assert divided == {each.name for each in dataclasses.fields(GatewaySettings) if all_together.fullmatch(each.name)}
     model = ModelSettings("/models/qwen", ("vllm+grpc://a:1",))
-    settings = GatewaySettings((model,), workers=3, max_connections=8, threads=2, buffer_bytes=0, max_body_bytes=9)
+    settings = GatewaySettings(
+        (model,), workers=3, max_connections=8, threads=2, tensor_cache_bytes=0, max_body_bytes=9
+    )
     share = settings.share()
-    assert (share.max_connections, share.threads, share.buffer_bytes, share.max_body_bytes) == (2, 1, 0, 9)
+    assert (share.max_connections, share.threads, share.tensor_cache_bytes, share.max_body_bytes) == (2, 1, 0, 9)
     assert share.max_pixels_in_flight == settings.max_pixels_in_flight // 3
     assert GatewaySettings((model,)).share() == GatewaySettings((model,))
 

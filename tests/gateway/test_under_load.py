@@ -199,7 +199,7 @@ async def test_memory_does_not_grow_with_every_picture():
         for start in numbers[::8]:
             await asyncio.gather(*(ask(client, start + n) for n in range(8)))
 
-    small = {f"PIXELGATE_SERVE_{name}_BYTES": "1000000" for name in ("TENSOR_CACHE", "HEADER_CACHE", "BUFFER")}
+    small = {f"PIXELGATE_SERVE_{name}_BYTES": "1000000" for name in ("TENSOR_CACHE", "HEADER_CACHE")}
     async with strict_engine() as engine, serving(engine.url, **small) as (pid, client):
         await run(client, range(160))
         before = resident(pid)

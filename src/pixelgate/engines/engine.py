@@ -60,7 +60,7 @@ class Sampling:
     constraint: Constraint | None = None
 
 
-@dataclass(frozen=True)
+@dataclass
 class Images:
     """The multimodal half of a request. Entry i of spans, hashes and plans is image i, in prompt order.
 
@@ -73,6 +73,10 @@ class Images:
     hashes: tuple[str, ...]
     placeholder_id: int
     plans: tuple[ImagePlan, ...]
+
+    def forget(self) -> None:
+        """Let go of the tensors, although who sent the request is still waiting for its answer."""
+        self.tensors = ()
 
 
 @dataclass(frozen=True)
@@ -204,7 +208,7 @@ class AnyEngine(Protocol[_Request, _Answer]):
 class Engine(AnyEngine[EngineRequest, Delta], Protocol):
     """An engine that takes prompts and tensors.
 
-    The tensors are read before the first delta is yielded: their memory may be another request's after that.
+    The tensors are read before the first delta is yielded: the gateway takes them out of the request then.
     """
 
 

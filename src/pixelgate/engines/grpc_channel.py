@@ -22,8 +22,9 @@ _MAX_REPLY_BYTES = 64 << 20  # one message of an engine: token ids, or a piece o
 class Connection:
     """A channel, and the engine's facts as told since it was last connected. ``drops`` counts how often it was not.
 
-    While a request is on its way its tensors are in memory twice more: in the message, and in the library's copy.
-    ``sending`` bounds how many there are; clients take turns, so that nobody waits for all that another has.
+    While a request is on its way its tensors are in memory once more, in the library's copy, and those of several
+    pictures in the message, too. ``sending`` bounds how many there are; clients take turns, so that nobody waits for
+    all that another has.
     """
 
     channel: grpc.aio.Channel

@@ -19,6 +19,7 @@ from smg_grpc_proto.generated import common_pb2
 from pixelgate.engines.engine import Delta, EngineFacts, EngineRequest, misfit
 from pixelgate.engines.grpc_channel import Connection, connection, target
 from pixelgate.engines.grpc_replies import Answers
+from pixelgate.engines.grpc_wire import own_memory, sent
 from pixelgate.engines.same_model import SameModel
 from pixelgate.engines.shm import Segments, namespace
 from pixelgate.errors import (
@@ -32,12 +33,13 @@ from pixelgate.errors import (
     RequestError,
     TooLargeError,
 )
+from pixelgate.pixels.tensor import Tensor
 
 _ABORT_TIMEOUT = 1.0
 _NOTICED_AFTER = 0.05  # seconds, until the library has noticed that a connection is lost over which a call has failed
 _ARCHIVE_TIMEOUT = 60.0
-_ENCODED_HERE = 8 << 20  # bytes; below, the copy is quicker than the way to a thread
-_WRITTEN_HERE = 1 << 20  # bytes for shared memory, whose pages are new each time
+_COPIED_HERE = 8 << 20  # bytes
+_WRITTEN_HERE = 1 << 20  # bytes of shared memory, whose pages are new each time
 _LOGGED_DETAILS = 500  # characters
 _LATE = "The engine did not answer in time."
 _CLOSED = "The connection to the engine was closed."
@@ -143,6 +145,8 @@ class GrpcEngine:
                 since = time.monotonic()
                 call = connection.generate(timeout=self._generate_timeout, metadata=trace)
                 await _send(call, message)
+                if request.images is not None:
+                    sent(message, request.images.tensors[0].parts)
                 del message
             answers, last = Answers(request.sampling.n, request.sampling.logprobs is not None), None
             async for response in call:
@@ -178,8 +182,7 @@ class GrpcEngine:
 
     async def _encoded(self, request: EngineRequest, segments: Segments | None) -> bytes:
         try:
-            most = _ENCODED_HERE if segments is None else _WRITTEN_HERE
-            if request.images is not None and request.images.tensors[0].nbytes >= most:
+            if request.images is not None and _takes_long(request.images.tensors[0], segments):
                 return await asyncio.to_thread(self.dialect.encode, request, segments)
             return self.dialect.encode(request, segments)
         except OSError as failure:
@@ -349,6 +352,13 @@ async def _turn(connection: Connection, request: EngineRequest) -> AsyncIterator
         except BusyError:
             raise EngineDeclinedError("The engine does not take in the pictures of others.") from None
         yield
+
+
+def _takes_long(pixels: Tensor, segments: Segments | None) -> bool:
+    """Whether encoding takes longer than the way to a thread and back."""
+    if segments is not None:
+        return pixels.nbytes >= _WRITTEN_HERE
+    return pixels.nbytes >= _COPIED_HERE and own_memory(pixels.parts) is None
 
 
 async def _send(call: Any, message: bytes) -> None:

@@ -15,7 +15,7 @@ from smg_grpc_proto.generated import sglang_scheduler_pb2 as pb
 
 from pixelgate.engines.constraints import any_of
 from pixelgate.engines.engine import Constraint, EngineRequest, Images, Sampling
-from pixelgate.engines.grpc_wire import payload_prefix, raw
+from pixelgate.engines.grpc_wire import in_place, payload_prefix, raw
 from pixelgate.engines.vllm_sampling import refuse_impossible, top_p
 from pixelgate.errors import NotCarriedError, RequestError, TooLargeError
 
@@ -48,18 +48,18 @@ def encode(request: EngineRequest, most: int | None = None) -> bytes:
     )
     if request.images is None:
         return bytes(message.SerializeToString())
-    shape = _shape(request.images.tensors[0].parts)
+    pixels = request.images.tensors[0].parts
+    shape = _shape(pixels)
     message.mm_inputs.CopyFrom(_images(request, request.images, shape))
-    head = bytes(message.SerializeToString())
-    nbytes = int(np.prod(shape, dtype=np.int64)) * request.images.tensors[0].parts[0].itemsize
-    prefix = payload_prefix(_TO_PAYLOAD, nbytes)
+    nbytes = int(np.prod(shape, dtype=np.int64)) * pixels[0].itemsize
+    front = bytes(message.SerializeToString()) + payload_prefix(_TO_PAYLOAD, nbytes)
     most = most or MAX_MESSAGE_BYTES
-    if len(head) + len(prefix) + nbytes > most:
+    if len(front) + nbytes > most:
         raise TooLargeError(
             f"The pictures of this request together make more than the {most >> 20} MiB of tensors that the engine "
             "takes: send fewer or smaller ones."
         )
-    return b"".join([head, prefix, *_filled(request.images.tensors[0].parts, shape)])
+    return in_place(front, pixels, pb.GenerateRequest) or b"".join([front, *_filled(pixels, shape)])
 
 
 def _sampling(sampling: Sampling) -> pb.SamplingParams:

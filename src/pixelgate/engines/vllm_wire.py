@@ -10,7 +10,7 @@ from smg_grpc_proto.generated import common_pb2
 from smg_grpc_proto.generated import vllm_engine_pb2 as pb
 
 from pixelgate.engines.engine import Constraint, EngineRequest, Images, Sampling
-from pixelgate.engines.grpc_wire import MAX_TENSOR_BYTES, payload_prefix, raw
+from pixelgate.engines.grpc_wire import MAX_TENSOR_BYTES, in_place, payload_prefix, raw
 from pixelgate.engines.shm import MIN_BYTES, Segments
 from pixelgate.engines.vllm_sampling import refuse_impossible, top_p
 from pixelgate.errors import EngineError, RequestError, TooLargeError
@@ -55,7 +55,8 @@ def encode(request: EngineRequest, segments: Segments | None = None) -> bytes:
     head = bytes(message.SerializeToString())
     if message.mm_inputs.pixel_values.HasField("shm"):
         return head
-    return b"".join([head, payload_prefix(_TO_PAYLOAD, pixels.nbytes), *map(raw, pixels.parts)])
+    front = head + payload_prefix(_TO_PAYLOAD, pixels.nbytes)
+    return in_place(front, pixels.parts, pb.GenerateRequest) or b"".join([front, *map(raw, pixels.parts)])
 
 
 def _sampling(sampling: Sampling) -> pb.SamplingParams:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Hashable
+from collections.abc import Hashable
 from typing import Generic, TypeVar
 
 _K = TypeVar("_K", bound=Hashable)
@@ -11,14 +11,10 @@ _V = TypeVar("_V")
 
 
 class Cache(Generic[_K, _V]):
-    """At most ``max_bytes`` of values, each as large as it is said to be. Thread-safe.
+    """At most ``max_bytes`` of values, each as large as it is said to be. Thread-safe."""
 
-    ``dropped`` is told of every value that leaves, be it for another of its key.
-    """
-
-    def __init__(self, max_bytes: int, dropped: Callable[[_V], None] = lambda value: None) -> None:
+    def __init__(self, max_bytes: int) -> None:
         self._max_bytes = max_bytes
-        self._dropped = dropped
         self._values: dict[_K, tuple[_V, int]] = {}  # the one used last at the end
         self._bytes = 0
         self._lock = threading.Lock()
@@ -42,13 +38,10 @@ class Cache(Generic[_K, _V]):
         if nbytes > self._max_bytes:
             return False
         with self._lock:
-            gone = [self._values.pop(key)] if key in self._values else []
-            self._bytes += nbytes - sum(size for _, size in gone)
+            if key in self._values:
+                self._bytes -= self._values.pop(key)[1]
             self._values[key] = value, nbytes
+            self._bytes += nbytes
             while self._bytes > self._max_bytes:
-                oldest = self._values.pop(next(iter(self._values)))
-                self._bytes -= oldest[1]
-                gone.append(oldest)
-        for old, _ in gone:
-            self._dropped(old)
+                self._bytes -= self._values.pop(next(iter(self._values)))[1]
         return True

@@ -11,11 +11,14 @@ from __future__ import annotations
 import time
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from typing import Any
 
 import msgspec
+from numpy.typing import NDArray
 
 from pixelgate.engines.engine import EngineFacts, EngineRequest, Images, Span
+from pixelgate.engines.grpc_wire import room_before
 from pixelgate.errors import NotCarriedError, OptionError, RequestError, TooLargeError
 from pixelgate.gateway.answers import Answer, Piece
 from pixelgate.gateway.check import check
@@ -25,7 +28,6 @@ from pixelgate.gateway.pictures import Picture, Pictures
 from pixelgate.gateway.sampling import sampling
 from pixelgate.gateway.served import Prompting, ServedModel
 from pixelgate.gateway.services import Held, Services, naming
-from pixelgate.gateway.tensors import Lease
 from pixelgate.gateway.wire import ChatRequest
 from pixelgate.models.family import Family
 from pixelgate.models.steps import NORMALISING
@@ -52,7 +54,6 @@ class Chat:
     prompt_tokens: int = 0
     completion_tokens: int = 0
     may_be_handed_on: bool = False
-    leases: list[Lease] = field(default_factory=list)
 
     @property
     def image_tokens(self) -> int:
@@ -89,12 +90,13 @@ async def prepare(chat: Chat, services: Services) -> EngineRequest:
             param="messages",
         )
     with chat.phases.measure("preprocess"):
-        chat.leases = await pictures.tensors(planned)
+        room = room_before(chat.prompt_tokens) if len(planned) == 1 else 0
+        tensors = await pictures.tensors(planned, room)
     request = EngineRequest(
         request_id=chat.id,
         token_ids=prompt.token_ids,
         sampling=chosen,
-        images=images(chat, prompt, planned) if planned else None,
+        images=images(chat, prompt, planned, tensors) if planned else None,
         stream=bool(chat.request.stream),
         traceparent=chat.phases.traceparent,
         owner=chat.held.owner,
@@ -151,7 +153,7 @@ async def answer(chat: Chat, request: EngineRequest, services: Services) -> Asyn
         async for delta in deltas:
             if first:
                 chat.phases.add("first_token", time.perf_counter() - sent)
-                give_back(chat, services)  # an engine that answers has read the tensors
+                give_back(chat, request)  # an engine that answers has read the tensors
                 forget_messages(chat)
                 first = False
             piece = answers[delta.index].push(delta)
@@ -218,11 +220,11 @@ def _ids(runs: list[tuple[str, int]], tokenizer: Tokenizer) -> list[int]:
     return [id_ for token, count in runs for id_ in [tokenizer.special_ids[token]] * count]
 
 
-def images(chat: Chat, prompt: Prompt, pictures: Sequence[Picture]) -> Images:
+def images(chat: Chat, prompt: Prompt, pictures: Sequence[Picture], tensors: Sequence[NDArray[Any]]) -> Images:
     """The multimodal half of the engine request."""
     family = chat.processor.family
     return Images(
-        tensors=family.tensors(chat.plans, [lease.array for lease in chat.leases]),
+        tensors=family.tensors(chat.plans, tensors),
         spans=tuple(Span(offset, length) for offset, length in prompt.spans),
         hashes=tuple(picture.identity for picture in pictures),
         placeholder_id=family.placeholder_id,
@@ -230,8 +232,8 @@ def images(chat: Chat, prompt: Prompt, pictures: Sequence[Picture]) -> Images:
     )
 
 
-def give_back(chat: Chat, services: Services) -> None:
-    """Hand tensors to the next request. Only on the good way: elsewhere somebody may still be reading them."""
-    while chat.leases:
-        services.memory.tensors.release(chat.leases.pop())
+def give_back(chat: Chat, request: EngineRequest) -> None:
+    """Let go of the tensors, which nobody will read again."""
+    if request.images is not None:
+        request.images.forget()
     chat.held.tensors.release()

@@ -49,7 +49,6 @@ class ChatCompletions(Endpoint):
             if passage is None:
                 raise
         # Not inside: the failure holds the tensors, which nobody reads any more.
-        chat.leases.clear()
         chat.held.tensors.release()
         return await self._hand_on(passage, exchange)
 

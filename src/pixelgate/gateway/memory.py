@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import Any, TypeVar
+
+from numpy.typing import NDArray
 
 from pixelgate.gateway.cache import Cache
 from pixelgate.gateway.metrics import Metrics
 from pixelgate.gateway.settings import GatewaySettings
-from pixelgate.gateway.tensors import Lease, Make, Tensors
+from pixelgate.gateway.tensors import Make, Tensors
 from pixelgate.media.decode import Header
 from pixelgate.media.fetch import Fetched
 from pixelgate.media.source import UrlSource
-from pixelgate.pixels.buffers import BufferPool
 
 _T = TypeVar("_T")
 _KNOWN_BYTES = 512  # of an entry: two digests, a size, and the dictionary's own
@@ -33,15 +34,16 @@ class Memory:
 
     def __init__(self, settings: GatewaySettings, metrics: Metrics) -> None:
         self._metrics = metrics
-        self.tensors = Tensors(BufferPool(settings.buffer_bytes), settings.tensor_cache_bytes)
+        self.tensors = Tensors(settings.tensor_cache_bytes)
         self._known: Cache[tuple[str, ...], Known] = Cache(settings.header_cache_bytes)
         self._fetched: Cache[tuple[str, UrlSource], tuple[bytes, float]] = Cache(settings.fetch_cache_bytes)
         for tier, cache in (("header", self._known), ("fetch", self._fetched), ("tensor", self.tensors.kept)):
             metrics.watch_cache(tier, cache)
 
-    async def tensor(self, identity: str, make: Make | None) -> Lease | None:
+    async def tensor(self, identity: str, make: Make | None) -> NDArray[Any] | None:
         """A finished tensor, or what ``make`` makes, once for all who want it now; None without it."""
-        return self._noted("tensor", self.tensors.find(identity)) or await self.tensors.obtain(identity, make)
+        kept = self._noted("tensor", self.tensors.kept.get(identity))
+        return await self.tensors.obtain(identity, make) if kept is None else kept
 
     def known(self, digest: str, decoding: str) -> Known | None:
         """What is known of a file, as ``decoding`` sees it."""

@@ -16,8 +16,8 @@ from pixelgate.errors import ImageRefusedError, NotKeptError
 from pixelgate.gateway.memory import Known
 from pixelgate.gateway.messages import Reference
 from pixelgate.gateway.services import SMALL_FILE, Held, Services, naming, together
-from pixelgate.gateway.tensors import Lease
 from pixelgate.media import structure
+from pixelgate.pixels.outgoing import outgoing
 from pixelgate.pixels.plan import ImagePlan, execute
 from pixelgate.processor import Processor
 
@@ -53,11 +53,14 @@ class Pictures:
             found |= {picture.param: picture for picture in await together(map(self.obtain, some))}
         return [found[reference.param] for reference in references]
 
-    async def tensors(self, pictures: Sequence[Picture]) -> list[Lease]:
-        """Their finished tensors; those that are only named are looked for when all others have been begun."""
+    async def tensors(self, pictures: Sequence[Picture], room: int = 0) -> list[NDArray[Any]]:
+        """Their finished tensors; those that are only named are looked for when all others have been begun.
+
+        One that is made now has ``room`` bytes before it.
+        """
         begun = sorted(pictures, key=lambda picture: picture.data is None)
-        leases = await together(map(self.tensor, begun))
-        found = {picture.param: lease for picture, lease in zip(begun, leases, strict=True)}
+        tensors = await together(self.tensor(picture, room) for picture in begun)
+        found = {picture.param: tensor for picture, tensor in zip(begun, tensors, strict=True)}
         return [found[picture.param] for picture in pictures]
 
     async def obtain(self, reference: Reference) -> Picture:
@@ -74,16 +77,16 @@ class Pictures:
                 )
             return Picture(reference.param, data, known, plan, self._identity(known, plan))
 
-    async def tensor(self, picture: Picture) -> Lease:
+    async def tensor(self, picture: Picture, room: int) -> NDArray[Any]:
         """A picture's finished tensor: kept from before, or made, once for all who want it now."""
         with naming(picture.param):
-            make = None if picture.data is None else partial(self._made, picture, picture.data)
-            lease = await self.services.memory.tensor(picture.identity, make)
-            if lease is None:
+            make = None if picture.data is None else partial(self._made, picture, picture.data, room)
+            tensor = await self.services.memory.tensor(picture.identity, make)
+            if tensor is None:
                 raise _forgotten()
         plan = picture.plan
         self.services.metrics.picture(self.held.phases.model, pixels=plan.height * plan.width, tokens=plan.tokens)
-        return lease
+        return tensor
 
     async def _known(self, data: bytes | None, uuid: str | None) -> Known:
         """What is known of a picture from before, or else from its header."""
@@ -118,8 +121,8 @@ class Pictures:
         facts = (self.processor.fingerprint, self.facts.pixel_dtype, plan.height, plan.width, plan.views, known.digest)
         return hashlib.sha256(repr(facts).encode()).hexdigest()
 
-    async def _made(self, picture: Picture, data: bytes) -> NDArray[Any]:
-        """Decode a picture and run its plan, on one thread, into pooled memory."""
+    async def _made(self, picture: Picture, data: bytes, room: int) -> NDArray[Any]:
+        """Decode a picture and run its plan, on one thread."""
         plan, owner, services = picture.plan, self.held.owner, self.services
         phases = self.held.phases
         about: dict[str, str | int] = {
@@ -136,9 +139,7 @@ class Pictures:
                 with phases.measure("decode", **about):
                     image = self.processor.rgb(data)
             with phases.measure("execute", **about, tokens=plan.tokens):
-                # Taken on the thread: if it is cancelled meanwhile nobody has the array, and nobody reuses it.
-                out = services.memory.tensors.buffers.take(plan.shape, dtype)
-                return execute(plan, image, out, dtype=dtype)
+                return execute(plan, image, outgoing(plan.shape, dtype, room), dtype=dtype)
 
         with services.pixels.share(owner, phases.waiting("pixels")) as pixels:
             await pixels.take(plan.height * plan.width)

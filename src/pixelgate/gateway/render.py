@@ -38,7 +38,7 @@ class RenderChat(Endpoint):
             with naming("messages"):
                 await chat.held.encoded.take(_answer_bytes(request.images))
         data = await self.services.threads.run(chat.held.owner, rendered, chat.model.name, request, with_tensors)
-        give_back(chat, self.services)
+        give_back(chat, request)
         await exchange.reply(Response(data, media_type="application/json"))
         return 200
 

@@ -45,7 +45,7 @@ _COUNTS = (
     "workers",
     "threads",
 )
-_KEPT = ("buffer_bytes", "tensor_cache_bytes", "header_cache_bytes", "fetch_cache_bytes")
+_KEPT = ("tensor_cache_bytes", "header_cache_bytes", "fetch_cache_bytes")
 _SECONDS = ("header_timeout", "body_timeout", "write_timeout", "keep_alive_timeout", "shutdown_timeout")
 
 
@@ -215,9 +215,6 @@ class GatewaySettings:
 
     threads: int = field(default_factory=lambda: len(os.sched_getaffinity(0)), metadata=DIVIDED)
     """Threads that decode and preprocess pictures. Default: the cores this process may use."""
-
-    buffer_bytes: int = field(default=64 * MIB, metadata=DIVIDED)
-    """Tensor memory kept for the next request."""
 
     tensor_cache_bytes: int = field(default=64 * MIB, metadata=DIVIDED)
     """Finished tensors kept for pictures that come again."""

@@ -1,0 +1,153 @@
+"""Messages made around their pixels, in the memory in which these were made."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import replace
+
+import engine_requests
+import numpy as np
+import pytest
+import sglang_requests
+from engine_requests import FACTS, answer
+from scripted_vllm import client
+from smg_grpc_proto.generated import sglang_scheduler_pb2, vllm_engine_pb2
+
+from pixelgate.engines import grpc_engine, sglang_wire, vllm_wire
+from pixelgate.engines.grpc_wire import room_before
+from pixelgate.pixels.outgoing import Outgoing, memory_of, outgoing
+from pixelgate.testing.strict_engine import StrictEngine
+
+DIALECTS = {
+    "vllm": (vllm_wire.encode, vllm_engine_pb2, lambda: engine_requests.request("uint8", grids=((4, 4),))),
+    "sglang": (sglang_wire.encode, sglang_scheduler_pb2, lambda: sglang_requests.request(((2, 3),))),
+}
+
+
+def with_pixels(request, array):
+    """``request`` with the values of its only picture in ``array``."""
+    pixels, *others = request.images.tensors
+    array = array.view(pixels.parts[0].dtype).reshape(pixels.parts[0].shape)
+    array[...] = pixels.parts[0]
+    tensors = (replace(pixels, parts=(array,)), *others)
+    return replace(request, images=replace(request.images, tensors=tensors))
+
+
+def is_in(message, array):
+    return np.shares_memory(np.frombuffer(message, np.uint8), array)
+
+
+@pytest.mark.parametrize("dialect", DIALECTS)
+@pytest.mark.parametrize("spare", [*range(-1, 20), *range(125, 136), *range(16_380, 16_394), 200_000])
+def test_whatever_the_room_it_is_the_same_message(dialect, spare):
+    encode, protocol, made = DIALECTS[dialect]
+    request = made()
+    expected = encode(request)
+    nbytes = request.images.tensors[0].nbytes
+    array = np.asarray(Outgoing(nbytes, len(expected) - nbytes + spare))
+    message = encode(with_pixels(request, array))
+    assert is_in(message, array) == (spare >= 0 and spare != 1)
+    assert len(message) == len(expected) + (spare if is_in(message, array) else 0)
+    parse = protocol.GenerateRequest.FromString
+    assert parse(message) == parse(expected)
+
+
+@pytest.mark.parametrize("dialect", DIALECTS)
+def test_there_is_room_for_a_usual_message_and_little_of_it_is_wasted(dialect):
+    encode, _, made = DIALECTS[dialect]
+    request = made()
+    request = replace(request, token_ids=request.token_ids + (31_999,) * 4000)
+    array = outgoing((request.images.tensors[0].nbytes,), "uint8", room_before(len(request.token_ids)))
+    message = encode(with_pixels(request, array))
+    assert is_in(message, array)
+    assert len(message) < len(encode(request)) + (5 << 10)
+
+
+@pytest.mark.parametrize("dialect", DIALECTS)
+def test_a_message_with_more_in_it_is_joined(dialect):
+    encode, protocol, made = DIALECTS[dialect]
+    request = made()
+    request = replace(request, sampling=replace(request.sampling, stop=("x" * (1 << 17),)))
+    array = outgoing((request.images.tensors[0].nbytes,), "uint8", room_before(1 << 20))
+    message = encode(with_pixels(request, array))
+    assert not is_in(message, array)
+    assert message == encode(request)
+    assert len(protocol.GenerateRequest.FromString(message).sampling_params.stop[0]) == 1 << 17
+
+
+@pytest.fixture
+def lendings(monkeypatch):
+    """For every message with a single picture whether it was made in place."""
+    lend, found = Outgoing.lend, []
+
+    def noted(memory, front):
+        whole = lend(memory, front)
+        found.append(whole is not None)
+        return whole
+
+    monkeypatch.setattr(Outgoing, "lend", noted)
+    return found
+
+
+def kept_picture():
+    """A tensor with room before it, and requests with different prompts for it."""
+    first = engine_requests.request("uint8", grids=((4, 4),))
+    array = outgoing((first.images.tensors[0].nbytes,), "uint8", 4096)
+    first = with_pixels(first, array)
+    ids = first.token_ids
+    return array, [replace(first, request_id=f"r-{i}", token_ids=(*ids, *[6] * i)) for i in range(5)]
+
+
+def arrived(server):
+    """What an engine has got: of each request its prompt and pixels."""
+    return {
+        got.request_id: (tuple(got.tokenized.input_ids), got.mm_inputs.pixel_values.inline) for got in server.requests
+    }
+
+
+def sent(requests, pixels):
+    return {request.request_id: (request.token_ids, pixels) for request in requests}
+
+
+async def test_a_tensor_that_is_kept_is_sent_in_place_again_and_again(lendings):
+    array, requests = kept_picture()
+    before = array.tobytes()
+    async with StrictEngine(FACTS) as server, client(server.url) as engine:
+        for request in requests:
+            await answer(engine, request)
+    assert lendings == [True] * 5
+    assert arrived(server) == sent(requests, before)
+    assert array.tobytes() == before
+
+
+async def test_while_one_sends_it_others_copy_it(lendings):
+    array, requests = kept_picture()
+    memory = memory_of(array)
+    whole = memory.lend(bytes(memory.room))
+    async with StrictEngine(FACTS) as server, client(server.url) as engine:
+        await answer(engine, requests[0])
+        memory.take_back(whole)
+        await asyncio.gather(*(answer(engine, request) for request in requests[1:]))
+    assert lendings[:3] == [True, False, True]
+    assert arrived(server) == sent(requests, array.tobytes())
+
+
+async def test_whoever_gives_up_while_sending_leaves_it_to_nobody(lendings, monkeypatch):
+    """The library may still be reading."""
+    array, requests = kept_picture()
+    begun, send = asyncio.Event(), grpc_engine._send
+
+    async def stuck(call, message):
+        begun.set()
+        await asyncio.sleep(60)
+
+    async with StrictEngine(FACTS) as server, client(server.url) as engine:
+        monkeypatch.setattr(grpc_engine, "_send", stuck)
+        task = asyncio.create_task(answer(engine, requests[0]))
+        await begun.wait()
+        task.cancel()
+        await asyncio.wait([task])
+        monkeypatch.setattr(grpc_engine, "_send", send)
+        await answer(engine, requests[1])
+    assert lendings == [True, False]
+    assert arrived(server) == sent(requests[1:2], array.tobytes())
