@@ -13,7 +13,8 @@ from engine_requests import FACTS, answer
 from scripted_vllm import client
 from smg_grpc_proto.generated import sglang_scheduler_pb2, vllm_engine_pb2
 
-from pixelgate.engines import grpc_engine, sglang_wire, vllm_wire
+from pixelgate.engines import sglang_wire, vllm_wire
+from pixelgate.engines.grpc_call import Call
 from pixelgate.engines.grpc_wire import room_before
 from pixelgate.pixels.outgoing import Outgoing, memory_of, outgoing
 from pixelgate.testing.strict_engine import StrictEngine
@@ -89,9 +90,9 @@ def lendings(monkeypatch):
     return found
 
 
-def kept_picture():
+def kept_picture(stream=True):
     """A tensor with room before it, and requests with different prompts for it."""
-    first = engine_requests.request("uint8", grids=((4, 4),))
+    first = engine_requests.request("uint8", stream=stream, grids=((4, 4),))
     array = outgoing((first.images.tensors[0].nbytes,), "uint8", 4096)
     first = with_pixels(first, array)
     ids = first.token_ids
@@ -109,8 +110,9 @@ def sent(requests, pixels):
     return {request.request_id: (request.token_ids, pixels) for request in requests}
 
 
-async def test_a_tensor_that_is_kept_is_sent_in_place_again_and_again(lendings):
-    array, requests = kept_picture()
+@pytest.mark.parametrize("stream", [True, False])
+async def test_a_tensor_that_is_kept_is_sent_in_place_again_and_again(lendings, stream):
+    array, requests = kept_picture(stream)
     before = array.tobytes()
     async with StrictEngine(FACTS) as server, client(server.url) as engine:
         for request in requests:
@@ -120,8 +122,9 @@ async def test_a_tensor_that_is_kept_is_sent_in_place_again_and_again(lendings):
     assert array.tobytes() == before
 
 
-async def test_while_one_sends_it_others_copy_it(lendings):
-    array, requests = kept_picture()
+@pytest.mark.parametrize("stream", [True, False])
+async def test_while_one_sends_it_others_copy_it(lendings, stream):
+    array, requests = kept_picture(stream)
     memory = memory_of(array)
     whole = memory.lend(bytes(memory.room))
     async with StrictEngine(FACTS) as server, client(server.url) as engine:
@@ -135,19 +138,19 @@ async def test_while_one_sends_it_others_copy_it(lendings):
 async def test_whoever_gives_up_while_sending_leaves_it_to_nobody(lendings, monkeypatch):
     """The library may still be reading."""
     array, requests = kept_picture()
-    begun, send = asyncio.Event(), grpc_engine._send
+    begun, send = asyncio.Event(), Call.send
 
-    async def stuck(call, message):
+    async def stuck(call):
         begun.set()
         await asyncio.sleep(60)
 
     async with StrictEngine(FACTS) as server, client(server.url) as engine:
-        monkeypatch.setattr(grpc_engine, "_send", stuck)
+        monkeypatch.setattr(Call, "send", stuck)
         task = asyncio.create_task(answer(engine, requests[0]))
         await begun.wait()
         task.cancel()
         await asyncio.wait([task])
-        monkeypatch.setattr(grpc_engine, "_send", send)
+        monkeypatch.setattr(Call, "send", send)
         await answer(engine, requests[1])
     assert lendings == [True, False]
     assert arrived(server) == sent(requests[1:2], array.tobytes())

@@ -15,9 +15,9 @@ from scripted_vllm import chunk, client, complete, scripted
 from smg_grpc_proto.generated import vllm_engine_pb2 as pb
 from smg_grpc_proto.generated import vllm_engine_pb2_grpc
 
-from pixelgate.engines import grpc_engine
 from pixelgate.engines.connect import engine as connect
 from pixelgate.engines.engine import Delta, EngineFacts
+from pixelgate.engines.grpc_call import Call
 from pixelgate.engines.shm import namespace
 from pixelgate.engines.vllm_wire import MAX_TENSOR_BYTES
 from pixelgate.errors import (
@@ -63,14 +63,14 @@ async def test_pictures_large_enough_for_a_thread_arrive_too():
 
 
 async def test_clients_take_turns_in_being_sent(monkeypatch):
-    order, gate, send = [], asyncio.Event(), grpc_engine._send
+    order, gate, send = [], asyncio.Event(), Call.send
 
-    async def late(call, message):
-        order.append(message)
+    async def late(call):
+        order.append(call._message)
         await gate.wait()
-        await send(call, message)
+        await send(call)
 
-    monkeypatch.setattr(grpc_engine, "_send", late)
+    monkeypatch.setattr(Call, "send", late)
     owners = [Owner(client, number) for client in "ab" for number in "0123"]
     sent = [replace(request("uint8"), request_id="".join(owner), owner=owner) for owner in owners]
     async with StrictEngine(FACTS) as server, client(server.url) as engine:

@@ -22,6 +22,9 @@ _MAX_REPLY_BYTES = 64 << 20  # one message of an engine: token ids, or a piece o
 class Connection:
     """A channel, and the engine's facts as told since it was last connected. ``drops`` counts how often it was not.
 
+    ``generate`` and ``complete`` are two ways for the same call, see grpc_call.py: ``kept`` is how many bytes are under
+    way in the second, and ``one_reply`` whether the engine has shown that it is one for it.
+
     While a request is on its way its tensors are in memory once more, in the library's copy, and those of several
     pictures in the message, too. ``sending`` bounds how many there are; clients take turns, so that nobody waits for
     all that another has.
@@ -31,9 +34,12 @@ class Connection:
     stub: Any
     health: Any
     generate: Any
+    complete: Any
     sending: Budget
     facts: EngineFacts | None = None
     drops: int = 0
+    kept: int = 0
+    one_reply: bool = False
 
     def up(self) -> bool:
         """Whether it is connected now. If not, what the engine told is forgotten: the next may be another.
@@ -67,14 +73,17 @@ def connection(target: str, stub: Any, service: str, reply: Any, connect_timeout
         ("grpc.enable_retries", 0),  # whether a request may be sent again is not for the library to say
         ("grpc.enable_http_proxy", 0),  # engines are inside; a proxy variable is meant for fetching
     ]
+
+    def single(data: bytes | None) -> Any:
+        return None if data is None else reply.FromString(data)
+
     channel = grpc.aio.insecure_channel(target, options=options)
     return Connection(
         channel=channel,
         stub=stub(channel),
         health=health_pb2_grpc.HealthStub(channel),
-        # On the wire a stream of one request is the same as a single request. This way its end is told, and nothing
-        # keeps it until the end of the answer.
         generate=channel.stream_stream(f"/{service}/Generate", response_deserializer=reply.FromString),
+        complete=channel.unary_unary(f"/{service}/Generate", response_deserializer=single),
         sending=Budget("requests", _SENDING, _PATIENCE),
     )
 

@@ -17,9 +17,10 @@ from grpc_health.v1 import health_pb2
 from smg_grpc_proto.generated import common_pb2
 
 from pixelgate.engines.engine import Delta, EngineFacts, EngineRequest, misfit
+from pixelgate.engines.grpc_call import Call
 from pixelgate.engines.grpc_channel import Connection, connection, target
 from pixelgate.engines.grpc_replies import Answers
-from pixelgate.engines.grpc_wire import own_memory, sent
+from pixelgate.engines.grpc_wire import own_memory
 from pixelgate.engines.same_model import SameModel
 from pixelgate.engines.shm import Segments, namespace
 from pixelgate.errors import (
@@ -143,11 +144,9 @@ class GrpcEngine:
                 # From here on the request may have reached the engine.
                 trace = (("traceparent", request.traceparent),) if request.traceparent else None
                 since = time.monotonic()
-                call = connection.generate(timeout=self._generate_timeout, metadata=trace)
-                await _send(call, message)
-                if request.images is not None:
-                    sent(message, request.images.tensors[0].parts)
+                call = Call(connection, request, message, timeout=self._generate_timeout, metadata=trace)
                 del message
+                await call.send()
             answers, last = Answers(request.sampling.n, request.sampling.logprobs is not None), None
             async for response in call:
                 delta, begun = answers.push(response), True
@@ -175,9 +174,9 @@ class GrpcEngine:
         finally:
             if segments is not None:
                 segments.remove()
-            if call is not None and not over:
-                call.cancel()
-                if self._connection is connection:
+            if call is not None:
+                call.close()
+                if not over and self._connection is connection:
                     await self._abort(connection, request.request_id)
 
     async def _encoded(self, request: EngineRequest, segments: Segments | None) -> bytes:
@@ -359,14 +358,6 @@ def _takes_long(pixels: Tensor, segments: Segments | None) -> bool:
     if segments is not None:
         return pixels.nbytes >= _WRITTEN_HERE
     return pixels.nbytes >= _COPIED_HERE and own_memory(pixels.parts) is None
-
-
-async def _send(call: Any, message: bytes) -> None:
-    """Send the one request of a call, until the library has handed all of it on."""
-    # Both are of a call that has ended already; reading it says why.
-    with contextlib.suppress(asyncio.InvalidStateError, grpc.aio.InternalError):
-        await call.write(message)
-        await call.done_writing()
 
 
 def _task_is_cancelled() -> bool:
