@@ -44,7 +44,7 @@ class Scripted(vllm_engine_pb2_grpc.VllmEngineServicer):
 
 
 @asynccontextmanager
-async def scripted(*args, **kwargs):
+async def scripted(*args, port=0, **kwargs):
     """An engine, given as a Scripted or by the arguments of one, with a client."""
     servicer = args[0] if args and isinstance(args[0], Scripted) else Scripted(*args, **kwargs)
     server = grpc.aio.server(options=[("grpc.max_receive_message_length", 1 << 16)])
@@ -52,10 +52,10 @@ async def scripted(*args, **kwargs):
     checks = servicer.health = health.aio.HealthServicer()
     await checks.set(SERVICE, 1)
     health_pb2_grpc.add_HealthServicer_to_server(checks, server)
-    port = server.add_insecure_port("127.0.0.1:0")
+    servicer.url = f"vllm+grpc://127.0.0.1:{server.add_insecure_port(f'127.0.0.1:{port}')}"
     await server.start()
     try:
-        async with client(f"vllm+grpc://127.0.0.1:{port}") as engine:
+        async with client(servicer.url) as engine:
             yield engine, servicer
     finally:
         await server.stop(None)

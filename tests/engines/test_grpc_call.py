@@ -6,7 +6,7 @@ import asyncio
 
 import grpc
 import pytest
-from engine_requests import FACTS, answer, request, until
+from engine_requests import FACTS, answer, free_port, request, until
 from scripted_vllm import chunk, client, complete, scripted
 
 from pixelgate.engines import grpc_call
@@ -69,6 +69,32 @@ async def test_an_engine_with_more_to_say_than_one_reply_is_heard(ways, replies)
                 deltas = await answer(engine, request(stream=False))
             assert deltas[-1].finish_reason == "stop"
     assert ways[1:] == ["a stream" if replies else "one step"] * 2
+
+
+async def test_what_an_engine_has_shown_holds_for_its_connection(ways):
+    """Another at the same address, which has more to say, is heard too."""
+    port = free_port()
+    last = complete(output_ids=[1, 2], finish_reason="stop", prompt_tokens=3)
+    async with client(f"vllm+grpc://127.0.0.1:{port}", generate_timeout=5) as engine:
+        for messages in ([last], [chunk(1), last]):
+            async with scripted(messages, port=port):
+                await until(engine.healthy)
+                for _ in range(2):
+                    assert (await answer(engine, request(stream=False)))[-1].finish_reason == "stop"
+            await until(lambda: not engine._connection.up())
+    assert ways == ["a stream", "one step", "a stream", "a stream"]
+
+
+async def test_an_engine_that_begins_to_say_more_is_heard_after_the_first_that_was_not(ways):
+    last = complete(output_ids=[1, 2], finish_reason="stop", prompt_tokens=3)
+    async with scripted([last]) as (_, servicer), client(servicer.url, generate_timeout=0.3) as engine:
+        await answer(engine, request(stream=False))
+        servicer.messages = [chunk(1), last]
+        with pytest.raises(EngineTimeoutError):
+            await answer(engine, request(stream=False))
+        for _ in range(2):
+            assert (await answer(engine, request(stream=False)))[-1].finish_reason == "stop"
+    assert ways == ["a stream", "one step", "a stream", "a stream"]
 
 
 async def test_few_bytes_are_kept_so(ways, monkeypatch):

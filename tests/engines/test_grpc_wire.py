@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import gc
+import weakref
 from dataclasses import replace
 
 import engine_requests
+import grpc
 import numpy as np
 import pytest
 import sglang_requests
-from engine_requests import FACTS, answer
-from scripted_vllm import client
+from engine_requests import FACTS, answer, until
+from scripted_vllm import client, scripted
 from smg_grpc_proto.generated import sglang_scheduler_pb2, vllm_engine_pb2
 
 from pixelgate.engines import sglang_wire, vllm_wire
-from pixelgate.engines.grpc_call import Call
 from pixelgate.engines.grpc_wire import room_before
+from pixelgate.errors import EngineError, EngineUnavailableError, RequestError
 from pixelgate.pixels.outgoing import Outgoing, memory_of, outgoing
 from pixelgate.testing.strict_engine import StrictEngine
 
@@ -126,31 +130,53 @@ async def test_a_tensor_that_is_kept_is_sent_in_place_again_and_again(lendings, 
 async def test_while_one_sends_it_others_copy_it(lendings, stream):
     array, requests = kept_picture(stream)
     memory = memory_of(array)
-    whole = memory.lend(bytes(memory.room))
+    held = [memory.lend(bytes(memory.room))]
     async with StrictEngine(FACTS) as server, client(server.url) as engine:
         await answer(engine, requests[0])
-        memory.take_back(whole)
+        held.clear()
         await asyncio.gather(*(answer(engine, request) for request in requests[1:]))
     assert lendings[:3] == [True, False, True]
     assert arrived(server) == sent(requests, array.tobytes())
 
 
-async def test_whoever_gives_up_while_sending_leaves_it_to_nobody(lendings, monkeypatch):
-    """The library may still be reading."""
-    array, requests = kept_picture()
-    begun, send = asyncio.Event(), Call.send
-
-    async def stuck(call):
-        begun.set()
-        await asyncio.sleep(60)
-
-    async with StrictEngine(FACTS) as server, client(server.url) as engine:
-        monkeypatch.setattr(Call, "send", stuck)
+@pytest.mark.parametrize("stream", [True, False])
+async def test_whatever_becomes_of_a_request_the_next_may_do_the_same(lendings, stream):
+    array, requests = kept_picture(stream)
+    async with StrictEngine(FACTS, delay=5) as server, client(server.url) as engine:
+        (await engine._connected()).one_reply = not stream
         task = asyncio.create_task(answer(engine, requests[0]))
-        await begun.wait()
+        await until(lambda: server.running)
         task.cancel()
         await asyncio.wait([task])
-        monkeypatch.setattr(Call, "send", send)
-        await answer(engine, requests[1])
-    assert lendings == [True, False]
-    assert arrived(server) == sent(requests[1:2], array.tobytes())
+        task = asyncio.create_task(answer(engine, requests[1]))
+        await until(lambda: server.running)
+        await engine.close()
+        with pytest.raises(EngineUnavailableError):
+            await task
+        del task  # and with it the failure, which has the frames that hold the message
+    async with StrictEngine(replace(FACTS, vocab_size=7)) as server, client(server.url) as engine:
+        (await engine._connected()).one_reply = not stream
+        with pytest.raises(RequestError):
+            await answer(engine, requests[2])
+    async with StrictEngine(FACTS) as server, client(server.url) as engine:
+        await answer(engine, requests[3])
+        assert arrived(server) == sent(requests[3:4], array.tobytes())
+    assert lendings == [True] * 4
+
+
+@pytest.mark.parametrize("one_step", [True, False])
+@pytest.mark.parametrize("status", [grpc.StatusCode.OK, grpc.StatusCode.INTERNAL, grpc.StatusCode.RESOURCE_EXHAUSTED])
+async def test_a_failed_request_keeps_no_tensor(status, one_step):
+    sent = engine_requests.request("bfloat16", stream=False, grids=((4, 4),))
+    array = outgoing((sent.images.tensors[0].nbytes,), "uint8", 4096)
+    sent, gone = with_pixels(sent, array), weakref.ref(memory_of(array))
+    async with scripted([], None if status is grpc.StatusCode.OK else status) as (engine, _):
+        (await engine._connected()).one_reply = one_step
+        gc.disable()
+        try:
+            with contextlib.suppress(EngineError):
+                await answer(engine, sent)
+            del sent, array
+            await until(lambda: gone() is None)
+        finally:
+            gc.enable()

@@ -176,3 +176,13 @@ async def test_what_is_under_way_is_finished_when_the_gateway_stops():
         *chunks, done = events(response.text)
         assert done == "[DONE]"
         assert "".join(chunk["choices"][0]["delta"].get("content", "") for chunk in chunks) == REPLY
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("status", [grpc.StatusCode.INTERNAL, grpc.StatusCode.RESOURCE_EXHAUSTED, None])
+async def test_a_request_that_failed_leaves_no_tensor_in_memory(answers, tensors_made, stream, status):
+    answers(*[] if status else [complete(1, finish_reason="error")], status=status)
+    async with strict_engine() as engine, gateway(engine.url, tensor_cache_bytes=0, shm="off") as running:
+        assert (await running.ask(CONTENT, stream=stream)).status_code in (502, 503)
+        assert len(tensors_made) == 1
+        await until(lambda: tensors_made[0]() is None)

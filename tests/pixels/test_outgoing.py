@@ -46,13 +46,15 @@ def test_one_has_it_at_a_time():
     array = outgoing((4,), "uint8", 16)
     array[...] = 7
     memory = memory_of(array)
-    whole = memory.lend(b"a" * 16)
-    assert memory.lend(b"b" * 16) is None
-    assert whole == b"a" * 16 + b"\7" * 4
-    memory.take_back(b"a" * 16 + b"\7" * 4)  # a copy that another request has sent
-    assert memory.lend(b"b" * 16) is None
-    memory.take_back(whole)
-    assert memory.lend(b"b" * 16) == b"b" * 16 + b"\7" * 4
+    for front in (b"a" * 16, b"b" * 16):
+        whole = memory.lend(front)
+        assert whole == front + b"\7" * 4
+        assert memory.lend(b"c" * 16) is None
+        held = [whole]
+        del whole
+        assert memory.lend(b"c" * 16) is None
+        assert held == [front + b"\7" * 4]
+        del held
 
 
 def test_of_many_who_want_it_at_once_one_gets_it():

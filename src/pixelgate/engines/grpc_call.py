@@ -16,7 +16,6 @@ import grpc
 
 from pixelgate.engines.engine import EngineRequest
 from pixelgate.engines.grpc_channel import Connection
-from pixelgate.engines.grpc_wire import sent
 
 _STEP = 8 << 20  # bytes of a message that is sent in one step
 _STEPS = 64 << 20  # bytes of all such messages of a connection
@@ -31,32 +30,33 @@ class Call:
     def __init__(self, connection: Connection, request: EngineRequest, message: bytes, **options: Any) -> None:
         self._connection = connection
         self._message: bytes | None = message
-        self._pixels = request.images.tensors[0].parts if request.images is not None else ()
         self._one_reply = not request.stream and request.sampling.n == 1
         fits = len(message) <= _STEP and connection.kept + len(message) <= _STEPS
-        in_one_step = self._one_reply and connection.one_reply and fits
-        self._call = connection.complete(message, **options) if in_one_step else connection.generate(**options)
-        self._kept = len(message) if in_one_step else 0
+        self._one_step = self._one_reply and connection.one_reply and fits
+        self._call = connection.complete(message, **options) if self._one_step else connection.generate(**options)
+        self._kept = len(message) if self._one_step else 0
         connection.kept += self._kept
 
     async def send(self) -> None:
         """Send the message, until the library has handed all of it on, where it tells so."""
-        if self._kept:
-            return
-        # Both are of a call that has ended already; reading it says why.
-        with contextlib.suppress(asyncio.InvalidStateError, grpc.aio.InternalError):
-            await self._call.write(self._message)
-            await self._call.done_writing()
-        self._forget()
+        if not self._one_step:
+            # Both are of a call that has ended already; reading it says why.
+            with contextlib.suppress(asyncio.InvalidStateError, grpc.aio.InternalError):
+                await self._call.write(self._message)
+                await self._call.done_writing()
+        self._message = None
 
     def __aiter__(self) -> AsyncIterator[Any]:
-        if self._kept:
-            return self._in_one_step()
+        if self._one_step:
+            return self._only()
         return self._counted() if self._one_reply else self._call.__aiter__()
 
-    async def _in_one_step(self) -> AsyncIterator[Any]:
-        reply = await self._call
-        self._forget()
+    async def _only(self) -> AsyncIterator[Any]:
+        try:
+            reply = await self._call
+        except grpc.aio.AioRpcError:
+            self._connection.one_reply = False  # to be shown again: perhaps there was more, for which nobody waited
+            raise
         if reply is not None:
             yield reply
 
@@ -68,11 +68,8 @@ class Call:
         self._connection.one_reply = replies == 1
 
     def close(self) -> None:
-        """End it if it has not ended."""
-        self._call.cancel()
+        """End it if it has not ended, and keep nothing of it. May be called again."""
+        if self._call is not None:
+            self._call.cancel()
         self._connection.kept -= self._kept
-
-    def _forget(self) -> None:
-        if self._message is not None and self._pixels:
-            sent(self._message, self._pixels)
-        self._message, self._pixels = None, ()
+        self._kept, self._call, self._message = 0, None, None

@@ -49,7 +49,7 @@ class Connection:
         """
         if self.channel.get_state() is grpc.ChannelConnectivity.READY:
             return True
-        self.facts = None
+        self.facts, self.one_reply = None, False
         self.drops += 1
         return False
 

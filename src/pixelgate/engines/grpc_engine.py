@@ -155,6 +155,7 @@ class GrpcEngine:
                 elif delta is not None:
                     yield delta
             over = True
+            call.close()
             if last is None:
                 raise EngineError("The engine ended its answer before it was complete.")
             yield last
@@ -165,19 +166,22 @@ class GrpcEngine:
                 failure = EngineTimeoutError(_LATE)  # the library's way to say so while it is sending
             if type(failure) is EngineUnavailableError and not begun and await self._well(connection, drops):
                 failure = EngineDeclinedError(failure.message)
-            raise failure from None
+            try:
+                raise failure from None
+            finally:
+                del failure  # whose traceback has this frame, which would keep the tensors
         except asyncio.CancelledError:
             if _task_is_cancelled():
                 raise
             # grpc's way to say that the channel was closed under the call
             raise EngineUnavailableError(_CLOSED) from None
         finally:
-            if segments is not None:
-                segments.remove()
             if call is not None:
                 call.close()
-                if not over and self._connection is connection:
-                    await self._abort(connection, request.request_id)
+            if segments is not None:
+                segments.remove()
+            if call is not None and not over and self._connection is connection:
+                await self._abort(connection, request.request_id)
 
     async def _encoded(self, request: EngineRequest, segments: Segments | None) -> bytes:
         try:

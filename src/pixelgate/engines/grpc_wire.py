@@ -44,8 +44,8 @@ def room_before(tokens: int) -> int:
 def in_place(front: bytes, pixels: Sequence[NDArray[Any]], request: Any) -> bytes | None:
     """A serialised ``request`` that ends with ``front`` and the pixels, in the memory in which they were made.
 
-    None where that has too little room, belongs to somebody else just now, or is not all of them. When it has been
-    sent, say so with `sent`.
+    None where that has too little room, belongs to somebody else just now, or is not all of them. Let go of it when it
+    has been sent.
     """
     memory = own_memory(pixels)
     if memory is None or (padding := _padding(request, memory.room - len(front))) is None:
@@ -56,12 +56,6 @@ def in_place(front: bytes, pixels: Sequence[NDArray[Any]], request: Any) -> byte
 def own_memory(pixels: Sequence[NDArray[Any]]) -> Outgoing | None:
     """The memory in which a message with these pixels can be made in place."""
     return memory_of(pixels[0]) if len(pixels) == 1 else None
-
-
-def sent(message: bytes, pixels: Sequence[NDArray[Any]]) -> None:
-    """Say that nobody reads a message with these pixels any more."""
-    if (memory := own_memory(pixels)) is not None:
-        memory.take_back(message)
 
 
 def _padding(request: Any, size: int) -> bytes | None:

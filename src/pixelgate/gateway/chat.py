@@ -149,21 +149,24 @@ async def answer(chat: Chat, request: EngineRequest, services: Services) -> Asyn
     answers = [Answer(i, chat.model.tokenizer, request.sampling, stop_ids) for i in range(request.sampling.n)]
     sent = time.perf_counter()
     first = True
-    async with aclosing(chat.model.fleet.generate(request, chat.phases.tried)) as deltas:
-        async for delta in deltas:
-            if first:
-                chat.phases.add("first_token", time.perf_counter() - sent)
-                give_back(chat, request)  # an engine that answers has read the tensors
-                forget_messages(chat)
-                first = False
-            piece = answers[delta.index].push(delta)
-            chat.prompt_tokens = delta.prompt_tokens or chat.prompt_tokens
-            chat.completion_tokens = sum(each.tokens for each in answers)
-            chat.phases.note(prompt_tokens=chat.prompt_tokens, completion_tokens=chat.completion_tokens)
-            if piece is not None:
-                yield piece
-            if all(each.finished for each in answers):
-                return
+    try:
+        async with aclosing(chat.model.fleet.generate(request, chat.phases.tried)) as deltas:
+            async for delta in deltas:
+                if first:
+                    chat.phases.add("first_token", time.perf_counter() - sent)
+                    give_back(chat, request)  # an engine that answers has read the tensors
+                    forget_messages(chat)
+                    first = False
+                piece = answers[delta.index].push(delta)
+                chat.prompt_tokens = delta.prompt_tokens or chat.prompt_tokens
+                chat.completion_tokens = sum(each.tokens for each in answers)
+                chat.phases.note(prompt_tokens=chat.prompt_tokens, completion_tokens=chat.completion_tokens)
+                if piece is not None:
+                    yield piece
+                if all(each.finished for each in answers):
+                    return
+    finally:
+        give_back(chat, request)  # a failure may live on in its traceback
 
 
 def ending_ids(chat: Chat, request: EngineRequest) -> tuple[int, ...]:

@@ -48,8 +48,7 @@ class ChatCompletions(Endpoint):
         except NotCarriedError:
             if passage is None:
                 raise
-        # Not inside: the failure holds the tensors, which nobody reads any more.
-        chat.held.tensors.release()
+        # Not inside: the failure holds the request, of which only its messages are handed on.
         return await self._hand_on(passage, exchange)
 
     async def _complete(self, chat: Chat, exchange: Exchange) -> int:

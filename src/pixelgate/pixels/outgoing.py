@@ -7,6 +7,7 @@ the interpreter's lock held.
 from __future__ import annotations
 
 import ctypes
+import sys
 import threading
 from typing import Any
 
@@ -30,7 +31,7 @@ class Outgoing:
         self.nbytes, self.room = nbytes, room
         self._whole: bytes = _new(None, room + nbytes)
         self._start: int = _address(self._whole)
-        self._lent = False
+        self._references = sys.getrefcount(self._whole)
         self._lock = threading.Lock()
         self.__array_interface__: dict[str, Any] = {
             "version": 3,
@@ -40,19 +41,16 @@ class Outgoing:
         }
 
     def lend(self, front: bytes) -> bytes | None:
-        """``front``, which must be ``room`` bytes, and the tensor. None while somebody else has them."""
+        """``front``, which must be ``room`` bytes, and the tensor; None while anybody else has what this gave before.
+
+        Whoever lets go of it lets the next one change it.
+        """
         assert len(front) == self.room
         with self._lock:
-            if self._lent:
+            if sys.getrefcount(self._whole) > self._references:
                 return None
-            self._lent = True
-        ctypes.memmove(self._start, front, len(front))
-        return self._whole
-
-    def take_back(self, whole: bytes) -> None:
-        """Let the next sender have what `lend` gave, if this is it. Its bytes will change."""
-        if whole is self._whole:
-            self._lent = False
+            ctypes.memmove(self._start, front, len(front))
+            return self._whole
 
 
 def outgoing(shape: tuple[int, ...], dtype: str, room: int = 0) -> NDArray[Any]:
