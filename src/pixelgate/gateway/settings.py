@@ -235,7 +235,7 @@ class GatewaySettings:
     """Seconds to wait at start-up for the engines to answer."""
 
     shm: SharedMemory = "auto"
-    """Whether engines that see the same /dev/shm get large tensors there instead of in messages."""
+    """Whether engines that see the same /dev/shm get large tensors there ("auto") or in messages ("off")."""
 
     log_level: LogLevel = "info"
     """The least that is logged: "debug", "info", "warning" or "error"."""
