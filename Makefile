@@ -46,7 +46,7 @@ sanitize: $(VENV)/dev.stamp
 	rm -rf build/sanitized
 	PIXELGATE_CXXFLAGS='-fsanitize=address,undefined -fno-sanitize-recover=all -g' \
 		$(BIN)/python -m pip install --quiet --no-deps --target build/sanitized .
-	PYTHONPATH=build/sanitized LD_PRELOAD='$(SANITIZERS)' ASAN_OPTIONS=detect_leaks=0 sh -c "\
+	PYTHONPATH=build/sanitized LD_PRELOAD='$(SANITIZERS)' ASAN_OPTIONS=detect_leaks=0:allocator_may_return_null=1 sh -c "\
 		$(BIN)/python -c 'import pixelgate; assert \"sanitized\" in pixelgate.__file__' && \
 		$(BIN)/python -m pytest -q -p no:cacheprovider tests/pixels && \
 		$(BIN)/python tests/fuzz/fuzz_kernels.py --seconds $(FUZZ_SECONDS)"
