@@ -143,7 +143,7 @@ async def render_prompt(chat: Chat, services: Services) -> Prompt:
         )
 
 
-async def answer(chat: Chat, request: EngineRequest, services: Services) -> AsyncGenerator[Piece, None]:
+async def answer(chat: Chat, request: EngineRequest) -> AsyncGenerator[Piece, None]:
     """Yield the answers' text; ``chat`` has its counts afterwards. Closing it aborts the request."""
     stop_ids = ending_ids(chat, request)
     answers = [Answer(i, chat.model.tokenizer, request.sampling, stop_ids) for i in range(request.sampling.n)]

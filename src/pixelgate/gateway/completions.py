@@ -19,7 +19,7 @@ from pixelgate.gateway.chat import Chat, answer, prepare
 from pixelgate.gateway.endpoint import Endpoint, Exchange
 from pixelgate.gateway.passthrough import Passage
 from pixelgate.gateway.replies import as_json, error_object
-from pixelgate.gateway.services import Held, Services
+from pixelgate.gateway.services import Held
 
 
 class ChatCompletions(Endpoint):
@@ -54,7 +54,7 @@ class ChatCompletions(Endpoint):
     async def _complete(self, chat: Chat, exchange: Exchange) -> int:
         request = await prepare(chat, self.services)
         answers = [_Whole() for _ in range(request.sampling.n)]
-        async with aclosing(answer(chat, request, self.services)) as pieces:
+        async with aclosing(answer(chat, request)) as pieces:
             async for piece in pieces:
                 answers[piece.index].add(piece)
         choices = [
@@ -67,7 +67,7 @@ class ChatCompletions(Endpoint):
 
     async def _stream(self, chat: Chat, exchange: Exchange) -> int:
         request = await prepare(chat, self.services)
-        async with aclosing(_chunks(chat, request, self.services)) as chunks:
+        async with aclosing(_chunks(chat, request)) as chunks:
             return await _send_events(exchange, chunks)
 
     async def _hand_on(self, passage: Passage, exchange: Exchange) -> int:
@@ -81,7 +81,7 @@ class ChatCompletions(Endpoint):
             return 200
 
 
-async def _chunks(chat: Chat, request: EngineRequest, services: Services) -> AsyncGenerator[ChatObject, None]:
+async def _chunks(chat: Chat, request: EngineRequest) -> AsyncGenerator[ChatObject, None]:
     """The chunks of a streamed answer."""
     created = int(time.time())
     begun: set[int] = set()
@@ -89,7 +89,7 @@ async def _chunks(chat: Chat, request: EngineRequest, services: Services) -> Asy
     def chunk(*choices: dict[str, Any]) -> dict[str, Any]:
         return wire.chunk(chat.id, created, chat.model.name, list(choices))
 
-    async with aclosing(answer(chat, request, services)) as pieces:
+    async with aclosing(answer(chat, request)) as pieces:
         async for piece in pieces:
             role = {} if piece.index in begun else {"role": "assistant"}
             begun.add(piece.index)
