@@ -26,8 +26,8 @@ class Connection:
     way in the second, and ``one_reply`` whether the engine has shown that it is one for it.
 
     While a request is on its way its tensors are in memory once more, in the library's copy, and those of several
-    pictures in the message, too. ``sending`` bounds how many there are; clients take turns, so that nobody waits for
-    all that another has.
+    pictures in the message, too. ``sending`` bounds how many there are in the first way, grpc_call.py the bytes in the
+    second; clients take turns, so that nobody waits for all that another has.
     """
 
     channel: grpc.aio.Channel
